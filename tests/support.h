@@ -17,20 +17,20 @@
 #include "base/base.h"
 
 /* The call must succeed; its error is printed when it does not. */
-#define assert_ok(call, e)                   \
-    do {                                     \
-        int status_ = (call);                \
-        if (status_ != ST_OK)                \
-            err_print((e), stderr);          \
-        assert_int_equal(status_, ST_OK);    \
+#define assert_ok(call, e)                                                                                             \
+    do {                                                                                                               \
+        int status_ = (call);                                                                                          \
+        if (status_ != ST_OK)                                                                                          \
+            err_print((e), stderr);                                                                                    \
+        assert_int_equal(status_, ST_OK);                                                                              \
     } while (0)
 
 /* The call must fail with this status and a message that holds the text. */
-#define assert_fails(call, status, e, text)                                              \
-    do {                                                                                 \
-        assert_int_equal((call), (status));                                              \
-        if (strstr((e)->msg, (text)) == NULL && strstr((e)->hint, (text)) == NULL)       \
-            fail_msg("'%s' is neither in message '%s' nor in hint '%s'", (text), (e)->msg, (e)->hint); \
+#define assert_fails(call, status, e, text)                                                                            \
+    do {                                                                                                               \
+        assert_int_equal((call), (status));                                                                            \
+        if (strstr((e)->msg, (text)) == NULL && strstr((e)->hint, (text)) == NULL)                                     \
+            fail_msg("'%s' is neither in message '%s' nor in hint '%s'", (text), (e)->msg, (e)->hint);                 \
     } while (0)
 
 /* A fresh folder under /tmp; remove it with file_remove_tree. */

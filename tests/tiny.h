@@ -32,13 +32,12 @@ static inline void tiny_config(struct config *c, const char *options)
 {
     struct err e = {0};
     assert_ok(config_init(c, &e), &e);
-    assert_ok(
-        tiny_set(c,
-                 "model.pattern=*- model.hidden=16 model.heads=4 model.kv_heads=2 model.ffn=12 "
-                 "model.vocab=23 "
-                 "model.init_std=0.2 train.seq=8 train.micro_batch=2 run.threads=1 run.quiet=on",
-                 &e),
-        &e);
+    assert_ok(tiny_set(c,
+                       "model.pattern=*- model.hidden=16 model.heads=4 model.kv_heads=2 model.ffn=12 "
+                       "model.vocab=23 "
+                       "model.init_std=0.2 train.seq=8 train.micro_batch=2 run.threads=1 run.quiet=on",
+                       &e),
+              &e);
     assert_ok(tiny_set(c, options, &e), &e);
     assert_ok(config_finish(c, &e), &e);
 }
@@ -102,8 +101,7 @@ struct tiny_batch {
     int32_t *tokens, *labels, *pos, *doc;
 };
 
-static inline void tiny_batch_fill(struct tiny_batch *b, const struct config *c,
-                                   int64_t first_sample, int64_t batch)
+static inline void tiny_batch_fill(struct tiny_batch *b, const struct config *c, int64_t first_sample, int64_t batch)
 {
     int64_t seq = c->train.seq, rows = batch * seq;
     int32_t **all[] = {&b->tokens, &b->labels, &b->pos, &b->doc};
@@ -113,8 +111,7 @@ static inline void tiny_batch_fill(struct tiny_batch *b, const struct config *c,
         int64_t t = i % seq, doc = t >= seq / 3 ? seq / 3 : 0;
         uint64_t at = (uint64_t)((first_sample + i / seq) * seq + t);
         b->tokens[i] = (int32_t)rng_below(7, 2 * at, (uint64_t)c->model.vocab);
-        b->labels[i] =
-            at % 7 == 5 ? -1 : (int32_t)rng_below(7, 2 * at + 1, (uint64_t)c->model.vocab);
+        b->labels[i] = at % 7 == 5 ? -1 : (int32_t)rng_below(7, 2 * at + 1, (uint64_t)c->model.vocab);
         b->doc[i] = (int32_t)doc;
         b->pos[i] = (int32_t)(c->data.eod_mask ? t - doc : t);
     }

@@ -33,26 +33,26 @@ struct err {
 
 /* Each returns a status, so that "return err_set(...)" is one line. A NULL err is allowed. */
 int err_set(struct err *e, enum status code, const char *fmt, ...) PRINTF_LIKE(3, 4);
-int err_hint(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3); /* returns e->code */
-int err_in(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3);   /* returns e->code */
+int err_hint(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3);  /* returns e->code */
+int err_in(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3);    /* returns e->code */
 int err_errno(struct err *e, const char *fmt, ...) PRINTF_LIKE(2, 3); /* ST_IO + strerror(errno) */
 void err_clear(struct err *e);
 void err_print(const struct err *e, FILE *out);
 const char *status_name(enum status s);
 
-#define TRY(call)                     \
-    do {                              \
-        int try_status_ = (call);     \
-        if (try_status_ != ST_OK)     \
-            return try_status_;       \
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        int try_status_ = (call);                                                                                      \
+        if (try_status_ != ST_OK)                                                                                      \
+            return try_status_;                                                                                        \
     } while (0)
 
 /* For functions with an "out:" label and an int named st. */
-#define TRY_OUT(call)        \
-    do {                     \
-        st = (call);         \
-        if (st != ST_OK)     \
-            goto out;        \
+#define TRY_OUT(call)                                                                                                  \
+    do {                                                                                                               \
+        st = (call);                                                                                                   \
+        if (st != ST_OK)                                                                                               \
+            goto out;                                                                                                  \
     } while (0)
 
 #define countof(a) ((int)(sizeof(a) / sizeof((a)[0])))

@@ -228,8 +228,8 @@ static bool remove_left(const char *path)
     if (fd < 0)
         return false;
     struct stat sb;
-    bool left = fstat(fd, &sb) == 0 && (S_ISREG(sb.st_mode) || S_ISDIR(sb.st_mode)) && flock(fd, LOCK_EX | LOCK_NB) == 0 &&
-                file_remove_tree(path, NULL) == ST_OK;
+    bool left = fstat(fd, &sb) == 0 && (S_ISREG(sb.st_mode) || S_ISDIR(sb.st_mode)) &&
+                flock(fd, LOCK_EX | LOCK_NB) == 0 && file_remove_tree(path, NULL) == ST_OK;
     close(fd);
     return left;
 }
@@ -237,7 +237,10 @@ static bool remove_left(const char *path)
 int file_temp_clean(const char *dir, const char *path)
 {
     const char *slash = path ? strrchr(path, '/') : NULL, *stem = slash ? slash + 1 : path;
-    char *parent = path == NULL ? NULL : slash == path ? strdup("/") : slash ? strndup(path, (size_t)(slash - path)) : strdup(".");
+    char *parent = path == NULL    ? NULL
+                   : slash == path ? strdup("/")
+                   : slash         ? strndup(path, (size_t)(slash - path))
+                                   : strdup(".");
     const char *where = path == NULL ? dir : parent;
     char **names = NULL;
     int n = 0, removed = 0;
@@ -370,10 +373,7 @@ int64_t file_size(const char *path)
     return stat(path, &sb) == 0 ? (int64_t)sb.st_size : -1;
 }
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
+static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 int file_list_dir(const char *dir, char ***names, int *n, struct err *e)
 {

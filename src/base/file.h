@@ -51,7 +51,7 @@ int file_temp_clean(const char *dir, const char *path);
 int file_write_atomic(const char *path, const void *bytes, size_t n, struct err *e);
 int file_sync_dir(const char *dir, struct err *e);
 int file_sync_parent(const char *path, struct err *e); /* the folder that holds path */
-int file_make_dirs(const char *path, struct err *e); /* mkdir -p; new names are synced */
+int file_make_dirs(const char *path, struct err *e);   /* mkdir -p; new names are synced */
 int file_remove_tree(const char *path, struct err *e); /* rm -r; does not follow links */
 bool file_exists(const char *path);
 /* Like file_exists, but a name that cannot be looked up for another reason than its absence is an error. */

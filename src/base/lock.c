@@ -43,7 +43,7 @@ struct dir_lock {
     bool stop;
 };
 
-/* ---- what the file says ------------------------------------------------------------------------------------------ */
+/* ---- what the file says ---------------------------------------------------------------------- */
 
 static void word_only(char *s) /* blanks separate fields */
 {
@@ -101,7 +101,7 @@ static int write_self(const struct dir_lock *l, struct err *e)
     return ST_OK;
 }
 
-/* ---- the heartbeat ------------------------------------------------------------------------------------------------ */
+/* ---- the heartbeat --------------------------------------------------------------------------- */
 
 static void *beat(void *arg)
 {
@@ -139,7 +139,7 @@ static int start_beating(struct dir_lock *l, struct err *e)
     return ST_OK;
 }
 
-/* ---- taking --------------------------------------------------------------------------------------------------------- */
+/* ---- taking ---------------------------------------------------------------------------------- */
 
 static int held(const struct dir_lock *l, const struct holder *h, bool known, struct err *e)
 {

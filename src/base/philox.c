@@ -9,10 +9,7 @@ __extension__ typedef unsigned __int128 u128; /* gcc and clang; not ISO C */
 
 uint64_t rng_key(uint64_t seed, const char *name) { return hash64_str(name, seed ^ 0x6272616964ull); }
 
-static struct philox4 draw(uint64_t key, uint64_t i)
-{
-    return philox(key, (uint32_t)i, (uint32_t)(i >> 32), 0, 0);
-}
+static struct philox4 draw(uint64_t key, uint64_t i) { return philox(key, (uint32_t)i, (uint32_t)(i >> 32), 0, 0); }
 
 double rng_uniform(uint64_t key, uint64_t i) { return u32_to_unit(draw(key, i / 4).v[i % 4]); }
 

@@ -40,8 +40,8 @@ HOST_DEVICE static inline double u32_to_unit(uint32_t x) { return ((double)x + 0
 /* Key of a named source: seed and a name such as "decoder.layers.0.mlp.linear_fc1.weight". */
 uint64_t rng_key(uint64_t seed, const char *name);
 /* i-th value of the stream `key`, whatever was drawn before. */
-double rng_uniform(uint64_t key, uint64_t i); /* (0, 1) */
-double rng_normal(uint64_t key, uint64_t i);  /* N(0, 1), Box-Muller */
+double rng_uniform(uint64_t key, uint64_t i);             /* (0, 1) */
+double rng_normal(uint64_t key, uint64_t i);              /* N(0, 1), Box-Muller */
 uint64_t rng_below(uint64_t key, uint64_t i, uint64_t n); /* 0..n-1, bias below n / 2^64 */
 
 #endif

@@ -20,8 +20,8 @@ static void compress(uint32_t h[8], const uint8_t *block)
 {
     uint32_t w[64], v[8];
     for (int i = 0; i < 16; i++)
-        w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 |
-               (uint32_t)block[4 * i + 2] << 8 | block[4 * i + 3];
+        w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 |
+               block[4 * i + 3];
     for (int i = 16; i < 64; i++) {
         uint32_t s0 = rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3;
         uint32_t s1 = rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ w[i - 2] >> 10;
@@ -29,8 +29,7 @@ static void compress(uint32_t h[8], const uint8_t *block)
     }
     memcpy(v, h, sizeof v);
     for (int i = 0; i < 64; i++) {
-        uint32_t s1 = rotate(v[4], 6) ^ rotate(v[4], 11) ^ rotate(v[4], 25),
-                 choose = (v[4] & v[5]) ^ (~v[4] & v[6]);
+        uint32_t s1 = rotate(v[4], 6) ^ rotate(v[4], 11) ^ rotate(v[4], 25), choose = (v[4] & v[5]) ^ (~v[4] & v[6]);
         uint32_t t1 = v[7] + s1 + choose + round_constant[i] + w[i];
         uint32_t s0 = rotate(v[0], 2) ^ rotate(v[0], 13) ^ rotate(v[0], 22),
                  majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
@@ -44,10 +43,8 @@ static void compress(uint32_t h[8], const uint8_t *block)
 
 void sha256_begin(struct sha256 *s)
 {
-    *s = (struct sha256){{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c,
-                          0x1f83d9ab, 0x5be0cd19},
-                         0,
-                         {0}};
+    *s = (struct sha256){
+        {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19}, 0, {0}};
 }
 
 void sha256_add(struct sha256 *s, const void *bytes, size_t n)

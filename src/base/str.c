@@ -87,8 +87,8 @@ bool parse_i64(const char *s, int64_t *out)
     static const struct {
         const char *suffix;
         int64_t mul;
-    } scale[] = {{"", 1},          {"k", 1000},        {"m", 1000000},   {"g", 1000000000},
-                 {"ki", 1 << 10},  {"mi", 1 << 20},    {"gi", 1 << 30}};
+    } scale[] = {{"", 1},         {"k", 1000},     {"m", 1000000}, {"g", 1000000000},
+                 {"ki", 1 << 10}, {"mi", 1 << 20}, {"gi", 1 << 30}};
     char *end;
     if (!isdigit((unsigned char)*s) && *s != '-' && *s != '+')
         return false;

@@ -27,11 +27,10 @@ struct st_entry {
 /* The whole header is validated here: after this every entry lies inside the file. */
 int st_open(struct st_file **out, const char *path, struct err *e);
 /* The same on bytes the caller keeps alive; label names them in errors. */
-int st_open_bytes(struct st_file **out, const void *bytes, size_t n, const char *label,
-                  struct err *e);
+int st_open_bytes(struct st_file **out, const void *bytes, size_t n, const char *label, struct err *e);
 void st_close(struct st_file *f); /* NULL is allowed */
 int st_count(const struct st_file *f);
-const struct st_entry *st_entry(const struct st_file *f, int i); /* in the order of the data */
+const struct st_entry *st_entry(const struct st_file *f, int i);           /* in the order of the data */
 const struct st_entry *st_find(const struct st_file *f, const char *name); /* NULL: not there */
 const char *st_metadata(const struct st_file *f, const char *key);         /* NULL: not there */
 /* Copy into a dense host tensor of the same shape. Reals convert to reals, integers to integers
@@ -50,8 +49,8 @@ struct st_meta {
     const char *key, *value;
 };
 /* Write a file and rename it into place: a kill leaves the old file or the new one. */
-int st_write_file(const char *path, const struct st_item *items, int n, const struct st_meta *meta,
-                  int n_meta, struct err *e);
+int st_write_file(const char *path, const struct st_item *items, int n, const struct st_meta *meta, int n_meta,
+                  struct err *e);
 
 /* How two tensors of one shape differ: by bits when the dtypes agree, else by value. */
 struct st_difference {
@@ -60,10 +59,9 @@ struct st_difference {
     double max_abs; /* largest |a - b|; NaN when a difference is not a number */
     int64_t max_at; /* flat index of that */
 };
-int st_compare(const struct tensor *a, const struct tensor *b, struct st_difference *out,
-               struct err *e);
+int st_compare(const struct tensor *a, const struct tensor *b, struct st_difference *out, struct err *e);
 
-/* ---- saving --------------------------------------------------------------------------------- */
+/* ---- saving ---------------------------------------------------------------------------------- */
 
 enum ckpt_section { CKPT_MODEL, CKPT_OPTIM, CKPT_SECTIONS };
 const char *ckpt_section_name(enum ckpt_section s); /* "model", "optim" */
@@ -111,7 +109,7 @@ struct ckpt_save_args {
     const struct ckpt_item *items;
     int n_items;
     const struct ckpt_source *source; /* NULL: items have their data */
-    const char *config_text; /* NULL: none */
+    const char *config_text;          /* NULL: none */
     const struct ckpt_file *files;
     int n_files; /* at most CKPT_MAX_FILES */
     struct ckpt_counters counters;
@@ -121,7 +119,8 @@ struct ckpt_save_args {
     int n_data;
     int keep;              /* checkpoints to keep, this one included; 0: all */
     struct dir_lock *lock; /* of run_dir; NULL: it is taken while the checkpoint is written */
-    struct err *note;      /* NULL, or gets what could not be tidied up although the checkpoint is saved; code ST_OK: nothing */
+    /* NULL, or gets what could not be tidied up although the checkpoint is saved; code ST_OK: nothing */
+    struct err *note;
 };
 /* Write, sync, read back, rename. A kill at any moment, or an error, leaves every earlier checkpoint as it
  * was; saving a step again replaces it. After success older checkpoints beyond keep are removed
@@ -130,11 +129,11 @@ int ckpt_save(const struct ckpt_save_args *args, struct err *e);
 /* At the start of a run, by the holder of the folder's lock: completes or removes what a killed process left of saving
  * and tidying up, and removes checkpoints beyond keep that are older than step. Never an error. */
 void ckpt_tidy(const char *run_dir, int64_t step, int keep);
-/* Moves the checkpoints of steps after `after` (-1: all) to a new folder beside checkpoints/, for a run that starts over
- * or goes back. *moved counts them; *to is that folder (malloc'd), NULL: there were none. */
+/* Moves the checkpoints of steps after `after` (-1: all) to a new folder beside checkpoints/, for a run that starts
+ * over or goes back. *moved counts them; *to is that folder (malloc'd), NULL: there were none. */
 int ckpt_set_aside(const char *run_dir, int64_t after, char **to, int *moved, struct err *e);
 
-/* ---- loading -------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 struct ckpt;
 enum { CKPT_NO_CHECKSUM = 1 }; /* flags of ckpt_open_with: trust the bytes of the files */
@@ -169,8 +168,8 @@ int ckpt_count(const struct ckpt *c);
 struct ckpt_tensor ckpt_at(const struct ckpt *c, int i);
 
 /* Fill dst, a dense host tensor of exactly the stored shape; F64, F32, F16 and BF16 convert. */
-int ckpt_load(const struct ckpt *c, const char *key, enum ckpt_section section,
-              const struct tensor *dst, const struct param *param, struct err *e);
+int ckpt_load(const struct ckpt *c, const char *key, enum ckpt_section section, const struct tensor *dst,
+              const struct param *param, struct err *e);
 
 enum { CKPT_ALLOW_MISSING = 1, CKPT_ALLOW_UNEXPECTED = 2 };
 /* Read every file again and compare its checksum; the error names the damaged one. */

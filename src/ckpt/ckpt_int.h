@@ -6,15 +6,14 @@
 
 #include <jansson.h>
 
-/* ---- convert.c ------------------------------------------------------------------------------ */
+/* ---- convert.c ------------------------------------------------------------------------------- */
 
 /* Bytes of a dense tensor. False when a dimension is negative or a product overflows; dimensions
  * beside a zero count too, because strides are computed from them. */
 bool shape_bytes(enum dtype dtype, int rank, const int64_t *dim, int64_t *bytes);
 bool dtype_converts(enum dtype to, enum dtype from);
 /* n elements; neither side need be aligned. Fails only for an integer that does not fit. */
-int convert_elems(void *dst, enum dtype to, const void *src, enum dtype from, int64_t n,
-                  struct err *e);
+int convert_elems(void *dst, enum dtype to, const void *src, enum dtype from, int64_t n, struct err *e);
 /* The rows that a layout orders: dim 0, or of several matrices all rows. param may be NULL. */
 int64_t count_rows(const struct param *param, const struct tensor *t);
 /* The layout must cover exactly the rows of t. param may be NULL. */
@@ -22,8 +21,7 @@ int check_rows(const struct param *param, const struct tensor *t, const char *ke
 /* How many disk rows from `row` on (of n_rows) are consecutive in memory, and where they start. */
 int64_t row_run(const struct param *param, int64_t row, int64_t n_rows, int64_t *mem_row);
 /* Disk order (src, maybe unaligned) into memory order (dst). Shapes are equal and checked. */
-int copy_rows_from_disk(const struct tensor *dst, const struct tensor *src,
-                        const struct param *param, struct err *e);
+int copy_rows_from_disk(const struct tensor *dst, const struct tensor *src, const struct param *param, struct err *e);
 /* A name for a message: cut to size, control characters replaced. Returns out. */
 const char *shown(const char *name, char *out, size_t size);
 
@@ -42,20 +40,18 @@ struct file_sum {
 /* A JSON array of the dimensions; NULL: out of memory. */
 json_t *json_shape(int rank, const int64_t *dim);
 /* Create path (which must not exist), write, sync, close. On error the file is removed. */
-int st_write_new(const char *path, const struct st_item *items, int n, const struct st_meta *meta,
-                 int n_meta, struct file_sum *sum, struct err *e);
+int st_write_new(const char *path, const struct st_item *items, int n, const struct st_meta *meta, int n_meta,
+                 struct file_sum *sum, struct err *e);
 /* With values that come from elsewhere, one tensor at a time in the order of the file; from may be NULL. */
-int st_write_from(const char *path, const struct st_item *items, int n,
-                  const struct ckpt_source *from, const struct st_meta *meta, int n_meta,
-                  struct file_sum *sum, struct err *e);
+int st_write_from(const char *path, const struct st_item *items, int n, const struct ckpt_source *from,
+                  const struct st_meta *meta, int n_meta, struct file_sum *sum, struct err *e);
 /* The same for plain bytes. */
-int bytes_write_new(const char *path, const void *bytes, size_t n, struct file_sum *sum,
-                    struct err *e);
+int bytes_write_new(const char *path, const void *bytes, size_t n, struct file_sum *sum, struct err *e);
 int file_checksum(const char *path, struct file_sum *sum, struct err *e);
 
 /* ---- manifest.c ------------------------------------------------------------------------------ */
 
-#define MANIFEST_NAME   "manifest.json"
+#define MANIFEST_NAME "manifest.json"
 #define MANIFEST_FORMAT "braid-checkpoint"
 enum { MANIFEST_VERSION = 1, MANIFEST_MAX_BYTES = 256 << 20, NAME_TEXT = 160 };
 
@@ -88,7 +84,7 @@ int manifest_parse(struct manifest *m, const char *text, size_t n, bool check_su
 void manifest_release(struct manifest *m);
 const struct manifest_tensor *manifest_find(const struct manifest *m, const char *key, int section);
 
-/* ---- folder.c ------------------------------------------------------------------------------- */
+/* ---- folder.c -------------------------------------------------------------------------------- */
 
 enum folder_kind { FOLDER_FINAL, FOLDER_OLD, FOLDER_TMP };
 struct folder {
@@ -109,6 +105,6 @@ int folder_manifest(const char *path, struct manifest *m, struct err *e);
 int folder_checksums(const char *path, const struct manifest *m, struct err *e);
 bool folder_complete(const struct folder *f);
 const struct st_entry *ckpt_entry(const struct ckpt *c, const char *key, int section); /* NULL: not there */
-const char *path_tail(const char *path); /* the part after the last '/' */
+const char *path_tail(const char *path);                                               /* the part after the last '/' */
 
 #endif

@@ -22,30 +22,26 @@ bool shape_bytes(enum dtype dtype, int rank, const int64_t *dim, int64_t *bytes)
     return true;
 }
 
-static bool is_real(enum dtype t)
-{
-    return t == DT_F64 || t == DT_F32 || t == DT_F16 || t == DT_BF16;
-}
+static bool is_real(enum dtype t) { return t == DT_F64 || t == DT_F32 || t == DT_F16 || t == DT_BF16; }
 
 static bool is_integer(enum dtype t) { return t >= DT_I64 && t <= DT_BOOL; }
 
 bool dtype_converts(enum dtype to, enum dtype from)
 {
-    return to == from || (is_real(to) && (is_real(from) || is_integer(from))) ||
-           (is_integer(to) && is_integer(from));
+    return to == from || (is_real(to) && (is_real(from) || is_integer(from))) || (is_integer(to) && is_integer(from));
 }
 
 /* memcpy of one element: the compiler makes it a plain load, and it may be unaligned. */
-#define LOAD_EACH(type, expression)                                                                \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-        type v;                                                                                    \
-        memcpy(&v, src + i * (int64_t)sizeof v, sizeof v);                                         \
-        out[i] = (expression);                                                                     \
+#define LOAD_EACH(type, expression)                                                                                    \
+    for (int64_t i = 0; i < n; i++) {                                                                                  \
+        type v;                                                                                                        \
+        memcpy(&v, src + i * (int64_t)sizeof v, sizeof v);                                                             \
+        out[i] = (expression);                                                                                         \
     }
-#define STORE_EACH(type, expression)                                                               \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-        type v = (expression);                                                                     \
-        memcpy(dst + i * (int64_t)sizeof v, &v, sizeof v);                                         \
+#define STORE_EACH(type, expression)                                                                                   \
+    for (int64_t i = 0; i < n; i++) {                                                                                  \
+        type v = (expression);                                                                                         \
+        memcpy(dst + i * (int64_t)sizeof v, &v, sizeof v);                                                             \
     }
 
 static void load_reals(double *out, const char *src, enum dtype t, int64_t n)
@@ -124,8 +120,7 @@ static void store_integers(char *dst, enum dtype t, const int64_t *in, int64_t n
         memcpy(dst + (size_t)i * size, &in[i], size);
 }
 
-static int convert_block(char *dst, enum dtype to, const char *src, enum dtype from, int64_t n,
-                         struct err *e)
+static int convert_block(char *dst, enum dtype to, const char *src, enum dtype from, int64_t n, struct err *e)
 {
     double reals[BLOCK];
     int64_t integers[BLOCK];
@@ -134,10 +129,8 @@ static int convert_block(char *dst, enum dtype to, const char *src, enum dtype f
         store_reals(dst, to, reals, n);
         return ST_OK;
     }
-    if (!load_integers(integers, src, from, n) ||
-        (is_integer(to) && !integers_fit(to, integers, n)))
-        return err_set(e, ST_INVALID, "an %s value does not fit %s", dtype_name(from),
-                       dtype_name(to));
+    if (!load_integers(integers, src, from, n) || (is_integer(to) && !integers_fit(to, integers, n)))
+        return err_set(e, ST_INVALID, "an %s value does not fit %s", dtype_name(from), dtype_name(to));
     if (is_integer(to)) {
         store_integers(dst, to, integers, n);
         return ST_OK;
@@ -148,8 +141,7 @@ static int convert_block(char *dst, enum dtype to, const char *src, enum dtype f
     return ST_OK;
 }
 
-int convert_elems(void *dst, enum dtype to, const void *src, enum dtype from, int64_t n,
-                  struct err *e)
+int convert_elems(void *dst, enum dtype to, const void *src, enum dtype from, int64_t n, struct err *e)
 {
     if (n == 0)
         return ST_OK;
@@ -158,8 +150,7 @@ int convert_elems(void *dst, enum dtype to, const void *src, enum dtype from, in
         return ST_OK;
     }
     if (!dtype_converts(to, from))
-        return err_set(e, ST_UNSUPPORTED, "cannot convert %s to %s", dtype_name(from),
-                       dtype_name(to));
+        return err_set(e, ST_UNSUPPORTED, "cannot convert %s to %s", dtype_name(from), dtype_name(to));
     char *d = dst;
     const char *s = src;
     for (int64_t at = 0; at < n; at += BLOCK) {
@@ -182,8 +173,7 @@ int check_rows(const struct param *param, const struct tensor *t, const char *ke
         return ST_OK;
     const struct row_layout *l = &param->rows;
     char text[128];
-    bool ok =
-        l->n_sections > 0 && l->n_sections <= PARAM_MAX_SECTIONS && l->groups > 0 && t->rank > 0;
+    bool ok = l->n_sections > 0 && l->n_sections <= PARAM_MAX_SECTIONS && l->groups > 0 && t->rank > 0;
     int64_t per_group = 0, total = 0;
     for (int s = 0; ok && s < l->n_sections; s++) {
         ok = l->rows[s] >= 0 && l->rows[s] <= INT64_MAX - per_group;
@@ -193,9 +183,8 @@ int check_rows(const struct param *param, const struct tensor *t, const char *ke
     ok = ok && (l->matrices == 0 || (t->rank > 1 && t->dim[0] == l->matrices));
     if (ok && i64_mul(per_group, l->groups, &total) && total == have)
         return ST_OK;
-    return err_set(e, ST_INVALID, "%s: row layout of %lld groups with %lld rows does not fit %s",
-                   key, (long long)l->groups, (long long)per_group,
-                   tensor_text(t, text, sizeof text));
+    return err_set(e, ST_INVALID, "%s: row layout of %lld groups with %lld rows does not fit %s", key,
+                   (long long)l->groups, (long long)per_group, tensor_text(t, text, sizeof text));
 }
 
 int64_t row_run(const struct param *param, int64_t row, int64_t n_rows, int64_t *mem_row)
@@ -211,8 +200,7 @@ int64_t row_run(const struct param *param, int64_t row, int64_t n_rows, int64_t 
     return run;
 }
 
-int copy_rows_from_disk(const struct tensor *dst, const struct tensor *src,
-                        const struct param *param, struct err *e)
+int copy_rows_from_disk(const struct tensor *dst, const struct tensor *src, const struct param *param, struct err *e)
 {
     int64_t n = tensor_elems(src), rows = count_rows(param, src);
     if (n == 0)
@@ -223,8 +211,7 @@ int copy_rows_from_disk(const struct tensor *dst, const struct tensor *src,
     for (int64_t row = 0, run; row < rows; row += run) {
         run = row_run(param, row, rows, &mem_row);
         TRY(convert_elems((char *)dst->data + mem_row * to_bytes, dst->dtype,
-                          (const char *)src->data + row * from_bytes, src->dtype, run * row_elems,
-                          e));
+                          (const char *)src->data + row * from_bytes, src->dtype, run * row_elems, e));
     }
     return ST_OK;
 }
@@ -273,8 +260,8 @@ static void note_difference(struct st_difference *d, int64_t index, double diffe
     }
 }
 
-static void compare_block(struct st_difference *d, const struct tensor *a, const struct tensor *b,
-                          int64_t at, int64_t n)
+static void compare_block(struct st_difference *d, const struct tensor *a, const struct tensor *b, int64_t at,
+                          int64_t n)
 {
     double x[BLOCK], y[BLOCK];
     size_t wa = dtype_bytes(a->dtype), wb = dtype_bytes(b->dtype);
@@ -293,14 +280,12 @@ static void compare_block(struct st_difference *d, const struct tensor *a, const
     }
 }
 
-int st_compare(const struct tensor *a, const struct tensor *b, struct st_difference *out,
-               struct err *e)
+int st_compare(const struct tensor *a, const struct tensor *b, struct st_difference *out, struct err *e)
 {
     *out = (struct st_difference){0};
     char ta[128], tb[128];
     bool values = a->dtype == b->dtype || dtype_converts(DT_F64, a->dtype);
-    if (!tensor_same_shape(a, b) || !values ||
-        (a->dtype != b->dtype && !dtype_converts(DT_F64, b->dtype)))
+    if (!tensor_same_shape(a, b) || !values || (a->dtype != b->dtype && !dtype_converts(DT_F64, b->dtype)))
         return err_set(e, ST_INVALID, "cannot compare %s with %s", tensor_text(a, ta, sizeof ta),
                        tensor_text(b, tb, sizeof tb));
     int64_t n = tensor_elems(a);

@@ -14,8 +14,7 @@ const char *path_tail(const char *path)
     return slash ? slash + 1 : path;
 }
 
-static const char *const suffixes[] = {
-    [FOLDER_FINAL] = "", [FOLDER_OLD] = ".old-", [FOLDER_TMP] = ".tmp-"};
+static const char *const suffixes[] = {[FOLDER_FINAL] = "", [FOLDER_OLD] = ".old-", [FOLDER_TMP] = ".tmp-"};
 
 static void make_name(char *out, size_t size, int64_t step, enum folder_kind kind, uint64_t id)
 {
@@ -123,8 +122,8 @@ static int check_file(const char *folder, const struct manifest_file *f, struct 
     else if (!S_ISREG(sb.st_mode))
         st = err_set(e, ST_CORRUPT, "%s is not a regular file", f->name);
     else if (sb.st_size != f->sum.bytes)
-        st = err_set(e, ST_CORRUPT, "%s has %lld bytes, the manifest says %lld", f->name,
-                     (long long)sb.st_size, (long long)f->sum.bytes);
+        st = err_set(e, ST_CORRUPT, "%s has %lld bytes, the manifest says %lld", f->name, (long long)sb.st_size,
+                     (long long)f->sum.bytes);
     free(path);
     return st;
 }
@@ -176,10 +175,9 @@ int folder_checksums(const char *path, const struct manifest *m, struct err *e)
         if (st != ST_OK)
             return st;
         if (is.bytes != f->sum.bytes || is.xxh3 != f->sum.xxh3)
-            return err_set(e, ST_CORRUPT,
-                           "%s: checksum %016llx of %lld bytes, the manifest says %016llx of %lld",
-                           f->name, (unsigned long long)is.xxh3, (long long)is.bytes,
-                           (unsigned long long)f->sum.xxh3, (long long)f->sum.bytes);
+            return err_set(e, ST_CORRUPT, "%s: checksum %016llx of %lld bytes, the manifest says %016llx of %lld",
+                           f->name, (unsigned long long)is.xxh3, (long long)is.bytes, (unsigned long long)f->sum.xxh3,
+                           (long long)f->sum.bytes);
     }
     return ST_OK;
 }

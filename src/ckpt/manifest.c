@@ -20,19 +20,15 @@
 
 static const char *const section_names[CKPT_SECTIONS] = {"model", "optim"};
 
-const char *ckpt_section_name(enum ckpt_section s)
-{
-    return (unsigned)s < CKPT_SECTIONS ? section_names[s] : "?";
-}
+const char *ckpt_section_name(enum ckpt_section s) { return (unsigned)s < CKPT_SECTIONS ? section_names[s] : "?"; }
 
 static int bad(struct err *e, const char *what, const char *name)
 {
     char text[NAME_TEXT];
-    return err_set(e, ST_CORRUPT, "%s%s%s", what, name ? ": " : "",
-                   name ? shown(name, text, sizeof text) : "");
+    return err_set(e, ST_CORRUPT, "%s%s%s", what, name ? ": " : "", name ? shown(name, text, sizeof text) : "");
 }
 
-/* ---- writing -------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static json_t *hex64(uint64_t v) { return json_sprintf("%016llx", (unsigned long long)v); }
 
@@ -189,7 +185,7 @@ out:
     return st;
 }
 
-/* ---- reading -------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static bool read_hex64(const json_t *v, uint64_t *out)
 {
@@ -228,8 +224,7 @@ static bool read_seed(const json_t *v, uint64_t *out)
     if (s == NULL || s[0] < '0' || s[0] > '9' || strlen(s) > 20)
         return false;
     *out = strtoull(s, NULL, 10);
-    snprintf(again, sizeof again, "%llu",
-             (unsigned long long)*out); /* catches overflow and tails */
+    snprintf(again, sizeof again, "%llu", (unsigned long long)*out); /* catches overflow and tails */
     return strcmp(s, again) == 0;
 }
 
@@ -244,16 +239,15 @@ static int check_identity(json_t *root, bool check_sum, struct err *e)
         return err_set(e, ST_INVALID, "it is not a braid manifest (format '%s')",
                        format ? shown(format, text, sizeof text) : "none");
     if (!read_count(root, "version", &version) || version != MANIFEST_VERSION)
-        return err_set(e, ST_UNSUPPORTED,
-                       "its format version is %lld and this braid reads version %d",
+        return err_set(e, ST_UNSUPPORTED, "its format version is %lld and this braid reads version %d",
                        (long long)version, MANIFEST_VERSION);
     if (!read_hex64(json_object_get(root, "checksum"), &said))
         return bad(e, "its checksum is missing", NULL);
     json_object_del(root, "checksum");
     TRY(self_checksum(root, &is, e));
     if (check_sum && said != is)
-        return err_set(e, ST_CORRUPT, "its checksum is %016llx but it says %016llx",
-                       (unsigned long long)is, (unsigned long long)said);
+        return err_set(e, ST_CORRUPT, "its checksum is %016llx but it says %016llx", (unsigned long long)is,
+                       (unsigned long long)said);
     return ST_OK;
 }
 
@@ -261,12 +255,10 @@ static int read_counters(struct manifest *m, const json_t *root, struct err *e)
 {
     struct ckpt_counters *c = &m->counters;
     if (!read_count(root, "step", &m->step) || !read_count(root, "samples", &c->samples) ||
-        !read_count(root, "tokens", &c->tokens) ||
-        !read_seed(json_object_get(root, "seed"), &c->seed) ||
+        !read_count(root, "tokens", &c->tokens) || !read_seed(json_object_get(root, "seed"), &c->seed) ||
         !read_number(json_object_get(root, "wall_seconds"), &c->wall_seconds) ||
         !read_number(json_object_get(root, "saved_at"), &c->saved_at))
-        return bad(e, "a counter (step, samples, tokens, seed, times) is missing or no number",
-                   NULL);
+        return bad(e, "a counter (step, samples, tokens, seed, times) is missing or no number", NULL);
     return ST_OK;
 }
 
@@ -277,8 +269,8 @@ static int read_train(struct manifest *m, json_t *train, struct err *e)
     double v;
     if (!json_is_object(train))
         return bad(e, "'train' is not an object", NULL);
-    json_object_foreach(train, name, value) if (!read_number(value, &v)) return bad(
-        e, "a train value is not a number", name);
+    json_object_foreach(train, name, value) if (!read_number(value, &v)) return bad(e, "a train value is not a number",
+                                                                                    name);
     m->train = arena_alloc(&m->memory, json_object_size(train) * sizeof *m->train);
     json_object_foreach(train, name, value)
     {
@@ -321,8 +313,7 @@ static int read_files(struct manifest *m, json_t *files, struct err *e)
         struct file_sum sum;
         if (!file_name_ok(name))
             return bad(e, "a file has a name that is not allowed", name);
-        if (!read_count(info, "bytes", &sum.bytes) ||
-            !read_hex64(json_object_get(info, "xxh3"), &sum.xxh3))
+        if (!read_count(info, "bytes", &sum.bytes) || !read_hex64(json_object_get(info, "xxh3"), &sum.xxh3))
             return bad(e, "a file lacks its size or checksum", name);
         const char *copy = arena_strdup(&m->memory, name);
         if (m->files == NULL || copy == NULL)
@@ -334,8 +325,8 @@ static int read_files(struct manifest *m, json_t *files, struct err *e)
     return ST_OK;
 }
 
-static int read_tensor(struct manifest *m, struct manifest_tensor *t, const char *key,
-                       const json_t *info, struct err *e)
+static int read_tensor(struct manifest *m, struct manifest_tensor *t, const char *key, const json_t *info,
+                       struct err *e)
 {
     const json_t *shape = json_object_get(info, "shape");
     const char *type = json_string_value(json_object_get(info, "dtype"));
@@ -466,6 +457,5 @@ const struct manifest_tensor *manifest_find(const struct manifest *m, const char
     struct manifest_tensor wanted = {.key = key, .section = section};
     if (m->n_tensors == 0)
         return NULL;
-    return bsearch(&wanted, m->tensors, (size_t)m->n_tensors, sizeof *m->tensors,
-                   by_section_and_key);
+    return bsearch(&wanted, m->tensors, (size_t)m->n_tensors, sizeof *m->tensors, by_section_and_key);
 }

@@ -14,7 +14,7 @@ struct ckpt {
     const struct st_entry **entries; /* one per manifest tensor */
 };
 
-/* ---- finding -------------------------------------------------------------------------------- */
+/* ---- finding --------------------------------------------------------------------------------- */
 
 /* Good: complete, and its bytes are what was written. */
 static bool folder_good(const struct folder *f)
@@ -53,8 +53,7 @@ static char *next_older_good(const char *path)
         self.step = INT64_MAX;
     if (dir != NULL && folder_scan(dir, &list, &n, NULL) == ST_OK) {
         for (int i = 0; i < n && found == NULL; i++) {
-            bool older = list[i].step < self.step ||
-                         (list[i].step == self.step && list[i].kind != self.kind);
+            bool older = list[i].step < self.step || (list[i].step == self.step && list[i].kind != self.kind);
             if (older && list[i].kind != FOLDER_TMP && folder_good(&list[i]))
                 found = strdup(list[i].path);
         }
@@ -90,7 +89,8 @@ static int damaged(const char *path, int st, const struct err *inner, struct err
 }
 
 /* The newest checkpoint in a folder of them: of the highest step the one with its final name, unless only the one that
- * was to be replaced is complete. A damaged one is not passed over: opening it says what is wrong and names an older. */
+ * was to be replaced is complete. A damaged one is not passed over: opening it says what is wrong and names an older.
+ * */
 static int newest_in(const char *dir, char **path, struct err *e)
 {
     struct folder *list;
@@ -124,9 +124,7 @@ static bool holds(const char *dir, const char *name)
 
 static int foreign(const char *path, struct err *e)
 {
-    err_set(e, ST_INVALID,
-            "%s is not a braid checkpoint: it has neither " MANIFEST_NAME " nor checkpoints/",
-            path);
+    err_set(e, ST_INVALID, "%s is not a braid checkpoint: it has neither " MANIFEST_NAME " nor checkpoints/", path);
     if (holds(path, "latest_checkpointed_iteration.txt") || holds(path, ".metadata"))
         err_hint(e, "it looks like a Megatron checkpoint, which braid does not read");
     else if (holds(path, "config.json"))
@@ -186,7 +184,7 @@ static int resolve(const char *path, char **folder, struct err *e)
     return st;
 }
 
-/* ---- opening -------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static int open_file(struct ckpt *c, int i, struct err *e)
 {
@@ -212,8 +210,8 @@ static int match_tensors(struct ckpt *c, struct err *e)
     for (int i = 0; i < c->m.n_files; i++)
         stored += c->files[i] ? st_count(c->files[i]) : 0;
     if (stored != c->m.n_tensors)
-        return err_set(e, ST_CORRUPT, "the files hold %lld tensors, the manifest lists %d",
-                       (long long)stored, c->m.n_tensors);
+        return err_set(e, ST_CORRUPT, "the files hold %lld tensors, the manifest lists %d", (long long)stored,
+                       c->m.n_tensors);
     for (int i = 0; i < c->m.n_tensors; i++) {
         const struct manifest_tensor *t = &c->m.tensors[i];
         const char *file = c->m.files[t->file].name;
@@ -225,8 +223,7 @@ static int match_tensors(struct ckpt *c, struct err *e)
             return err_set(e, ST_CORRUPT, "%s lacks the tensor '%s'", file, key);
         if (entry->view.dtype != t->dtype || !tensor_same_shape(&entry->view, &listed))
             return err_set(e, ST_CORRUPT, "%s: tensor '%s' is %s, the manifest says %s", file, key,
-                           tensor_text(&entry->view, have, sizeof have),
-                           tensor_text(&listed, said, sizeof said));
+                           tensor_text(&entry->view, have, sizeof have), tensor_text(&listed, said, sizeof said));
         c->entries[i] = entry;
     }
     return ST_OK;
@@ -344,10 +341,7 @@ out:
     return st;
 }
 
-int ckpt_open(struct ckpt **out, const char *path, struct err *e)
-{
-    return ckpt_open_with(out, path, 0, e);
-}
+int ckpt_open(struct ckpt **out, const char *path, struct err *e) { return ckpt_open_with(out, path, 0, e); }
 
 void ckpt_close(struct ckpt *c)
 {
@@ -370,7 +364,7 @@ int ckpt_verify(const struct ckpt *c, struct err *e)
     return st == ST_OK ? ST_OK : damaged(c->path, st, &inner, e);
 }
 
-/* ---- contents ------------------------------------------------------------------------------- */
+/* ---- contents -------------------------------------------------------------------------------- */
 
 const char *ckpt_path(const struct ckpt *c) { return c->path; }
 const char *ckpt_config_text(const struct ckpt *c) { return c->config ? c->config : ""; }
@@ -424,16 +418,15 @@ static int no_such_key(const struct ckpt *c, const char *key, int section, struc
         near = nearest_name(key, names, n);
     }
     if (near != NULL)
-        err_hint(e, "the nearest is '%s'; was it saved with another configuration?",
-                 shown(near, text, sizeof text));
+        err_hint(e, "the nearest is '%s'; was it saved with another configuration?", shown(near, text, sizeof text));
     else
         err_hint(e, "it was saved with another configuration; `braid ckpt ls` lists its tensors");
     free(names);
     return st;
 }
 
-int ckpt_load(const struct ckpt *c, const char *key, enum ckpt_section section,
-              const struct tensor *dst, const struct param *param, struct err *e)
+int ckpt_load(const struct ckpt *c, const char *key, enum ckpt_section section, const struct tensor *dst,
+              const struct param *param, struct err *e)
 {
     char have[128], want[128];
     const struct manifest_tensor *t = manifest_find(&c->m, key, (int)section);
@@ -443,8 +436,7 @@ int ckpt_load(const struct ckpt *c, const char *key, enum ckpt_section section,
     tensor_text(src, have, sizeof have);
     tensor_text(dst, want, sizeof want);
     if (!tensor_same_shape(src, dst)) {
-        int st = err_set(e, ST_CONFLICT, "%s is %s in checkpoint %s but the model needs %s", key,
-                         have, c->path, want);
+        int st = err_set(e, ST_CONFLICT, "%s is %s in checkpoint %s but the model needs %s", key, have, c->path, want);
         err_hint(e, "the model configuration differs from the checkpoint's config.ini");
         return st;
     }
@@ -459,7 +451,7 @@ int ckpt_load(const struct ckpt *c, const char *key, enum ckpt_section section,
     return st;
 }
 
-/* ---- listing -------------------------------------------------------------------------------- */
+/* ---- listing --------------------------------------------------------------------------------- */
 
 static void describe(struct ckpt_info *info, struct folder *f)
 {

@@ -28,15 +28,14 @@ struct st_file {
 static int corrupt(const char *label, const char *name, const char *what, struct err *e)
 {
     char text[NAME_TEXT];
-    int st =
-        err_set(e, ST_CORRUPT, "%s: tensor '%s': %s", label, shown(name, text, sizeof text), what);
+    int st = err_set(e, ST_CORRUPT, "%s: tensor '%s': %s", label, shown(name, text, sizeof text), what);
     err_hint(e, "the file is damaged or was not written as safetensors; fetch or write it again");
     return st;
 }
 
 /* The header as JSON, and where the data begins. */
-static int parse_header(const uint8_t *bytes, size_t size, const char *label, json_t **root,
-                        size_t *data_begin, struct err *e)
+static int parse_header(const uint8_t *bytes, size_t size, const char *label, json_t **root, size_t *data_begin,
+                        struct err *e)
 {
     uint64_t n = 0;
     char near[NAME_TEXT];
@@ -54,16 +53,14 @@ static int parse_header(const uint8_t *bytes, size_t size, const char *label, js
     else if (why == NULL && (n < 2 || bytes[LENGTH_BYTES] != '{'))
         why = "its header is not a JSON object";
     if (why == NULL) {
-        *root =
-            json_loadb((const char *)bytes + LENGTH_BYTES, (size_t)n, JSON_REJECT_DUPLICATES, &je);
+        *root = json_loadb((const char *)bytes + LENGTH_BYTES, (size_t)n, JSON_REJECT_DUPLICATES, &je);
         if (*root == NULL && json_ran_out(&je))
             return err_set(e, ST_NOMEM, "out of memory reading the header of %s", label);
         if (*root == NULL)
             why = shown(je.text, near, sizeof near);
     }
     if (why != NULL) {
-        err_set(e, ST_CORRUPT, "%s is not a valid safetensors file of %zu bytes: %s", label, size,
-                why);
+        err_set(e, ST_CORRUPT, "%s is not a valid safetensors file of %zu bytes: %s", label, size, why);
         err_hint(e, "the file is damaged or of another format; fetch or write it again");
         return ST_CORRUPT;
     }
@@ -78,8 +75,8 @@ static bool get_i64(const json_t *array, size_t i, int64_t *out)
     return json_is_integer(v) && *out >= 0;
 }
 
-static int parse_entry(struct extent *x, const char *label, const char *name, const json_t *info,
-                       int64_t data_bytes, struct err *e)
+static int parse_entry(struct extent *x, const char *label, const char *name, const json_t *info, int64_t data_bytes,
+                       struct err *e)
 {
     const json_t *shape = json_object_get(info, "shape");
     const json_t *offsets = json_object_get(info, "data_offsets");
@@ -101,8 +98,8 @@ static int parse_entry(struct extent *x, const char *label, const char *name, co
             return corrupt(label, name, "a dimension is not a whole number", e);
     if (!shape_bytes(dtype, (int)rank, dim, &bytes))
         return corrupt(label, name, "the shape overflows", e);
-    if (json_array_size(offsets) != 2 || !get_i64(offsets, 0, &x->begin) ||
-        !get_i64(offsets, 1, &x->end) || x->begin > x->end)
+    if (json_array_size(offsets) != 2 || !get_i64(offsets, 0, &x->begin) || !get_i64(offsets, 1, &x->end) ||
+        x->begin > x->end)
         return corrupt(label, name, "data_offsets are not two ascending numbers", e);
     if (x->end > data_bytes)
         return corrupt(label, name, "its data reach past the end of the file (truncated?)", e);
@@ -124,21 +121,18 @@ static int by_extent(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static int check_cover(const struct extent *x, int n, const char *label, int64_t data_bytes,
-                       struct err *e)
+static int check_cover(const struct extent *x, int n, const char *label, int64_t data_bytes, struct err *e)
 {
     int64_t at = 0;
     for (int i = 0; i < n; i++) {
         if (x[i].begin != at)
-            return corrupt(
-                label, x[i].name,
-                x[i].begin > at ? "a gap lies before its data" : "its data overlap another's", e);
+            return corrupt(label, x[i].name,
+                           x[i].begin > at ? "a gap lies before its data" : "its data overlap another's", e);
         at = x[i].end;
     }
     if (at == data_bytes)
         return ST_OK;
-    err_set(e, ST_CORRUPT, "%s: %lld bytes after the last tensor belong to none", label,
-            (long long)(data_bytes - at));
+    err_set(e, ST_CORRUPT, "%s: %lld bytes after the last tensor belong to none", label, (long long)(data_bytes - at));
     err_hint(e, "the file is damaged; fetch or write it again");
     return ST_CORRUPT;
 }
@@ -172,8 +166,8 @@ static int name_order(const void *a, const void *b, void *entries)
     return strcmp(list[*(const int *)a].name, list[*(const int *)b].name);
 }
 
-static int publish(struct st_file *f, const struct extent *x, int n, const uint8_t *data,
-                   const char *label, struct err *e)
+static int publish(struct st_file *f, const struct extent *x, int n, const uint8_t *data, const char *label,
+                   struct err *e)
 {
     TRY(mem_array((void **)&f->entries, (size_t)n, sizeof *f->entries, e));
     TRY(mem_array((void **)&f->by_name, (size_t)n, sizeof *f->by_name, e));
@@ -190,8 +184,8 @@ static int publish(struct st_file *f, const struct extent *x, int n, const uint8
     return ST_OK;
 }
 
-static int read_entries(struct st_file *f, json_t *root, const uint8_t *data, int64_t data_bytes,
-                        const char *label, struct err *e)
+static int read_entries(struct st_file *f, json_t *root, const uint8_t *data, int64_t data_bytes, const char *label,
+                        struct err *e)
 {
     struct extent *x = NULL;
     const char *name;
@@ -213,8 +207,7 @@ out:
     return st;
 }
 
-int st_open_bytes(struct st_file **out, const void *bytes, size_t n, const char *label,
-                  struct err *e)
+int st_open_bytes(struct st_file **out, const void *bytes, size_t n, const char *label, struct err *e)
 {
     struct st_file *f = NULL;
     json_t *root = NULL;
@@ -264,10 +257,7 @@ void st_close(struct st_file *f)
 
 int st_count(const struct st_file *f) { return f->n; }
 
-const struct st_entry *st_entry(const struct st_file *f, int i)
-{
-    return i >= 0 && i < f->n ? &f->entries[i] : NULL;
-}
+const struct st_entry *st_entry(const struct st_file *f, int i) { return i >= 0 && i < f->n ? &f->entries[i] : NULL; }
 
 const struct st_entry *st_find(const struct st_file *f, const char *name)
 {
@@ -308,11 +298,9 @@ int st_read(const struct st_entry *entry, const struct tensor *dst, struct err *
     tensor_text(&entry->view, have, sizeof have);
     tensor_text(dst, want, sizeof want);
     if (!tensor_same_shape(&entry->view, dst))
-        return err_set(e, ST_INVALID, "tensor '%s' is %s in the file but %s is wanted", name, have,
-                       want);
+        return err_set(e, ST_INVALID, "tensor '%s' is %s in the file but %s is wanted", name, have, want);
     if (!tensor_is_dense(dst) || (dst->data == NULL && tensor_elems(dst) > 0))
-        return err_set(e, ST_INVALID, "tensor '%s': the destination is not a dense host tensor",
-                       name);
+        return err_set(e, ST_INVALID, "tensor '%s': the destination is not a dense host tensor", name);
     if (!dtype_converts(dst->dtype, entry->view.dtype))
         return err_set(e, ST_UNSUPPORTED, "tensor '%s': cannot convert %s to %s", name, have, want);
     int st = copy_rows_from_disk(dst, &entry->view, NULL, e);

@@ -23,7 +23,8 @@ struct sink {
     int64_t bytes;
 };
 
-/* fd: of the file just created, or -1: it is created here. Either way it is closed by sink_close, also after an error. */
+/* fd: of the file just created, or -1: it is created here. Either way it is closed by sink_close, also after an error.
+ * */
 static int sink_open(struct sink *s, const char *path, int fd, struct err *e)
 {
     *s = (struct sink){.fd = fd, .path = path};
@@ -122,8 +123,7 @@ json_t *json_shape(int rank, const int64_t *dim)
     return shape;
 }
 
-static int add_entry(json_t *root, const struct st_item *item, bool fetched, int64_t *at,
-                     struct err *e)
+static int add_entry(json_t *root, const struct st_item *item, bool fetched, int64_t *at, struct err *e)
 {
     int64_t bytes;
     char name[NAME_TEXT];
@@ -136,8 +136,8 @@ static int add_entry(json_t *root, const struct st_item *item, bool fetched, int
     json_t *shape = json_shape(item->host.rank, item->host.dim);
     if (shape == NULL)
         return err_set(e, ST_NOMEM, "out of memory for a safetensors header");
-    json_t *info = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(item->host.dtype), "shape",
-                             shape, "data_offsets", (json_int_t)*at, (json_int_t)(*at + bytes));
+    json_t *info = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(item->host.dtype), "shape", shape,
+                             "data_offsets", (json_int_t)*at, (json_int_t)(*at + bytes));
     if (info == NULL || json_object_set_new(root, item->name, info) != 0)
         return err_set(e, ST_INVALID, "tensor name '%s' is not UTF-8, or memory ran out", name);
     *at += bytes;
@@ -158,8 +158,8 @@ static int add_metadata(json_t *root, const struct st_meta *meta, int n, struct 
 }
 
 /* Checks every item, so nothing is created on disk for a request that cannot be met. */
-static int make_header(const struct st_item *const *items, int n, bool fetched,
-                       const struct st_meta *meta, int n_meta, char **text, struct err *e)
+static int make_header(const struct st_item *const *items, int n, bool fetched, const struct st_meta *meta, int n_meta,
+                       char **text, struct err *e)
 {
     int64_t at = 0;
     int st = ST_OK;
@@ -219,16 +219,15 @@ static int write_all(struct sink *s, const char *header, const struct st_item *c
     return ST_OK;
 }
 
-int st_write_new(const char *path, const struct st_item *items, int n, const struct st_meta *meta,
-                 int n_meta, struct file_sum *sum, struct err *e)
+int st_write_new(const char *path, const struct st_item *items, int n, const struct st_meta *meta, int n_meta,
+                 struct file_sum *sum, struct err *e)
 {
     return st_write_from(path, items, n, NULL, meta, n_meta, sum, e);
 }
 
 /* Into the file just created as fd, or with fd -1 into a new one. fd is closed in any case. */
-static int write_to(int fd, const char *path, const struct st_item *items, int n,
-                    const struct ckpt_source *from, const struct st_meta *meta, int n_meta,
-                    struct file_sum *sum, struct err *e)
+static int write_to(int fd, const char *path, const struct st_item *items, int n, const struct ckpt_source *from,
+                    const struct st_meta *meta, int n_meta, struct file_sum *sum, struct err *e)
 {
     const struct st_item **order = NULL;
     char *header = NULL;
@@ -257,9 +256,8 @@ out:
     return st;
 }
 
-int st_write_from(const char *path, const struct st_item *items, int n,
-                  const struct ckpt_source *from, const struct st_meta *meta, int n_meta,
-                  struct file_sum *sum, struct err *e)
+int st_write_from(const char *path, const struct st_item *items, int n, const struct ckpt_source *from,
+                  const struct st_meta *meta, int n_meta, struct file_sum *sum, struct err *e)
 {
     return write_to(-1, path, items, n, from, meta, n_meta, sum, e);
 }
@@ -271,8 +269,7 @@ int st_write_stream(const char *path, const struct st_item *items, int n, const 
     return st_write_from(path, items, n, from, meta, n_meta, &sum, e);
 }
 
-int bytes_write_new(const char *path, const void *bytes, size_t n, struct file_sum *sum,
-                    struct err *e)
+int bytes_write_new(const char *path, const void *bytes, size_t n, struct file_sum *sum, struct err *e)
 {
     struct sink s;
     int st = sink_open(&s, path, -1, e);
@@ -323,11 +320,12 @@ static int read_back(const char *path, int n, struct err *e)
     TRY(st_open(&f, path, e));
     int have = st_count(f);
     st_close(f);
-    return have == n ? ST_OK : err_set(e, ST_CORRUPT, "%s was written with %d tensors and reads back with %d", path, n, have);
+    return have == n ? ST_OK
+                     : err_set(e, ST_CORRUPT, "%s was written with %d tensors and reads back with %d", path, n, have);
 }
 
-int st_write_file(const char *path, const struct st_item *items, int n, const struct st_meta *meta,
-                  int n_meta, struct err *e)
+int st_write_file(const char *path, const struct st_item *items, int n, const struct st_meta *meta, int n_meta,
+                  struct err *e)
 {
     char tmp[FILE_TEMP_MAX];
     struct file_sum sum;

@@ -27,8 +27,7 @@ static int saver_init(struct saver *s, const struct ckpt_save_args *a, struct er
     uint64_t id = random_u64();
     *s = (struct saver){.args = a};
     if (a->step < 0 || a->n_items < 0 || a->keep < 0 || a->n_train < 0 || a->n_data < 0 || a->n_files > CKPT_MAX_FILES)
-        return err_set(e, ST_INVALID,
-                       "checkpoint step %lld, %d tensors, keep %d: none may be negative",
+        return err_set(e, ST_INVALID, "checkpoint step %lld, %d tensors, keep %d: none may be negative",
                        (long long)a->step, a->n_items, a->keep);
     s->dir = path_join(a->run_dir, "checkpoints");
     if (s->dir != NULL) {
@@ -76,8 +75,7 @@ static void clean_stale(const char *dir)
         if (f->kind == FOLDER_FINAL)
             continue;
         struct folder final = {.step = f->step, .path = folder_path(dir, f->step, FOLDER_FINAL, 0)};
-        if (final.path != NULL && f->kind == FOLDER_OLD && folder_complete(f) &&
-            !folder_complete(&final)) {
+        if (final.path != NULL && f->kind == FOLDER_OLD && folder_complete(f) && !folder_complete(&final)) {
             if (!file_exists(final.path) && rename(f->path, final.path) == 0)
                 file_sync_dir(dir, NULL);
         } else if (final.path != NULL && (f->kind == FOLDER_TMP || folder_complete(&final))) {
@@ -120,11 +118,8 @@ static int write_section(struct saver *s, int section, struct err *e)
     for (int i = 0; i < n; i++) {
         const struct tensor *t = &s->items[i].host;
         struct manifest_tensor *out = &m->tensors[m->n_tensors++];
-        *out = (struct manifest_tensor){.key = s->items[i].name,
-                                        .section = section,
-                                        .dtype = t->dtype,
-                                        .rank = t->rank,
-                                        .file = file};
+        *out = (struct manifest_tensor){
+            .key = s->items[i].name, .section = section, .dtype = t->dtype, .rank = t->rank, .file = file};
         memcpy(out->dim, t->dim, sizeof out->dim);
     }
     return ST_OK;
@@ -235,7 +230,8 @@ static int remove_checkpoint(const char *dir, const struct folder *f, struct err
     char *doomed = folder_path(dir, f->step, FOLDER_TMP, random_u64());
     if (doomed == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
-    int st = rename(f->path, doomed) == 0 ? file_sync_dir(dir, e) : err_errno(e, "cannot rename %s to %s", f->path, doomed);
+    int st =
+        rename(f->path, doomed) == 0 ? file_sync_dir(dir, e) : err_errno(e, "cannot rename %s to %s", f->path, doomed);
     if (st == ST_OK) /* only now: else a power cut could lose the files and keep the name */
         st = file_remove_tree(doomed, e);
     free(doomed);
@@ -353,8 +349,7 @@ static int check_sections(const struct ckpt_save_args *a, struct err *e)
 {
     for (int i = 0; i < a->n_items; i++)
         if (a->items[i].section < 0 || a->items[i].section >= CKPT_SECTIONS)
-            return err_set(e, ST_INVALID, "checkpoint item %d has section %d", i,
-                           a->items[i].section);
+            return err_set(e, ST_INVALID, "checkpoint item %d has section %d", i, a->items[i].section);
     return ST_OK;
 }
 

@@ -71,8 +71,7 @@ static int parse_words(struct convert_args *a, int argc, char **argv, struct err
 }
 
 /* The groups of the pattern that was given, or of the checkpoint's own configuration. */
-static int find_pattern(struct pattern *p, const struct convert_args *a, const struct ckpt *c,
-                        struct err *e)
+static int find_pattern(struct pattern *p, const struct convert_args *a, const struct ckpt *c, struct err *e)
 {
     const char *text = c != NULL ? ckpt_config_text(c) : "";
     if (a->pattern != NULL)
@@ -99,8 +98,7 @@ static int write_file(const char *dst, const struct key_output *out, int64_t blo
     return ST_OK;
 }
 
-static int write_folder(const char *dst, const struct ckpt *c, struct key_output *out,
-                        struct err *e)
+static int write_folder(const char *dst, const struct ckpt *c, struct key_output *out, struct err *e)
 {
     struct ckpt_item *items = NULL;
     int n = 0, total = 0;
@@ -110,8 +108,7 @@ static int write_folder(const char *dst, const struct ckpt *c, struct key_output
     for (int s = 0; s < KEYS_SPACES; s++)
         for (int i = 0; i < out[s].n; i++) {
             const char *key = s == KEYS_MODEL ? out[s].items[i].name
-                                              : arena_printf(&out[s].memory, "%s.%s",
-                                                             key_space_name((enum key_space)s),
+                                              : arena_printf(&out[s].memory, "%s.%s", key_space_name((enum key_space)s),
                                                              out[s].items[i].name);
             items[n++] = (struct ckpt_item){.key = key ? key : "",
                                             .host = out[s].items[i].host,
@@ -138,8 +135,8 @@ static int write_folder(const char *dst, const struct ckpt *c, struct key_output
     return st;
 }
 
-static int convert(const struct convert_args *a, struct key_file *f, struct key_output *out,
-                   struct pattern *p, struct err *e)
+static int convert(const struct convert_args *a, struct key_file *f, struct key_output *out, struct pattern *p,
+                   struct err *e)
 {
     bool file = str_ends(a->dst, ".safetensors");
     if (!file && f->ckpt == NULL) {
@@ -163,8 +160,7 @@ static int convert(const struct convert_args *a, struct key_file *f, struct key_
         TRY(key_convert(&out[s], f, (enum key_space)s, &to, e));
     if (out[KEYS_MODEL].note != NULL)
         fprintf(stderr, "note: %s\n", out[KEYS_MODEL].note);
-    return file ? write_file(a->dst, &out[KEYS_MODEL], blocks, e)
-                : write_folder(a->dst, f->ckpt, out, e);
+    return file ? write_file(a->dst, &out[KEYS_MODEL], blocks, e) : write_folder(a->dst, f->ckpt, out, e);
 }
 
 int ckpt_convert(int argc, char **argv, struct err *e)

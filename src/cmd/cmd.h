@@ -26,7 +26,7 @@ int ckpt_convert(int argc, char **argv, struct err *e); /* words after `braid ck
 int cmd_data(int argc, char **argv);
 int cmd_help(int argc, char **argv);
 
-/* ---- shared by commands ------------------------------------------------------------------------------------- */
+/* ---- shared by commands ---------------------------------------------------------------------- */
 
 /* Exit code of a status; prints the error. An interrupted run exits 130. */
 int cmd_exit(int status, const struct err *e);
@@ -44,7 +44,8 @@ int cmd_free_name(const char *path, bool *is_free, struct err *e);
 int cmd_words(const struct config_args *args, int most, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
 int cmd_finish(struct config *c, struct err *e);
-/* Parameters from run.load_weights, the model being as configured; rank 0 prints which missing or extra keys were allowed. */
+/* Parameters from run.load_weights, the model being as configured; rank 0 prints which missing or extra keys were
+ * allowed. */
 int cmd_take_weights(struct model *m, struct err *e);
 /* For commands that take their weights from elsewhere: an error when run.load_weights is given. */
 int cmd_refuse_weights(const struct config *c, const char *command, struct err *e);
@@ -57,8 +58,7 @@ int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct
 /* The longest sequence that a model is asked about: --length, or else train.seq. */
 int cmd_length(const struct config *c, const char *given, int64_t *out, struct err *e);
 
-/* ---- the run folder (run_folder.c)
- * ------------------------------------------------------------------------------------- */
+/* ---- the run folder (run_folder.c) ----------------------------------------------------------- */
 
 /* A folder that holds other things than a run is refused as run.dir, and so is one inside a folder of training data:
  * what a run writes would become training data. */
@@ -67,18 +67,20 @@ int cmd_check_run_in_data(const struct config *c, struct err *e);
 /* Where run.dir has no checkpoint to continue and no config file was named: the options in its config.ini. */
 int cmd_options_of_run(struct config *c, const struct config_args *args, bool is_rank0, struct err *e);
 
-/* A file of random tokens in a temporary place, for steps that are only timed: the data path is part of them. The caller removes it. */
+/* A file of random tokens in a temporary place, for steps that are only timed: the data path is part of them. The
+ * caller removes it. */
 int cmd_random_data(struct config *c, char *path, size_t size, struct err *e);
 
-/* ---- the schedule of all ranks (plan_timeline.c) ---------------------------------------------------------------------- */
+/* ---- the schedule of all ranks (plan_timeline.c) --------------------------------------------- */
 
 /* Words of `braid plan` that ask for it, as they were given; NULL: not. */
 struct timeline_words {
-    const char *file, *predict, *measure, *flops, *attention, *bandwidth, *link_gbps, *link_us, *node_gbps, *node_gpus, *beside, *memory;
+    const char *file, *predict, *measure, *flops, *attention, *bandwidth, *link_gbps, *link_us, *node_gbps, *node_gpus,
+        *beside, *memory;
 };
 int plan_timeline(struct config *c, const struct timeline_words *w, struct err *e);
 
-/* ---- ranks: a launcher's processes, or threads of this one ------------------------------------------------------------- */
+/* ---- ranks: a launcher's processes, or threads of this one ----------------------------------- */
 
 struct cmd_ranks {
     struct launch launch;
@@ -91,14 +93,15 @@ int cmd_count_ranks(struct config *c, struct cmd_ranks *r, struct err *e);
 static inline bool cmd_is_rank0(const struct cmd_ranks *r) { return r->kind == COMM_THREADS || r->launch.rank == 0; }
 /* After an error before the ranks met (options, files): they meet to end together, and rank 0 prints it. */
 int cmd_tell_ranks(const struct config *c, int status, struct err *e);
-/* Until its end a stop signal that is blocked (SIGINT, SIGTERM, SIGHUP) ends the process at once, with a message. Begin may give NULL, which
- * the others take; end may be called by any thread, any number of times. */
+/* Until its end a stop signal that is blocked (SIGINT, SIGTERM, SIGHUP) ends the process at once, with a message. Begin
+ * may give NULL, which the others take; end may be called by any thread, any number of times. */
 struct startup_watch;
 struct startup_watch *startup_watch_begin(void);
 void startup_watch_end(struct startup_watch *w);
 void startup_watch_close(struct startup_watch *w);
-/* fn for every rank that lives in this process, each with its place. The first error comes back, or was printed already (world_finish). */
-int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r, int (*fn)(const struct rank_place *place, void *ctx, struct err *e), void *ctx,
-                  struct err *e);
+/* fn for every rank that lives in this process, each with its place. The first error comes back, or was printed already
+ * (world_finish). */
+int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r,
+                  int (*fn)(const struct rank_place *place, void *ctx, struct err *e), void *ctx, struct err *e);
 
 #endif

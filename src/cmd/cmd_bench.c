@@ -17,7 +17,8 @@ static const char usage[] =
     "not counted\n\n"
     "The ceilings (peak FMA rate, copy rate) are measured in the same run; \"roofline\" is ideal time over measured "
     "time.\n"
-    "--record=FILE adds the times to a baseline (bench/ has those of known GPUs); --against=FILE prints what changed since: rows\n"
+    "--record=FILE adds the times to a baseline (bench/ has those of known GPUs); --against=FILE prints what changed "
+    "since: rows\n"
     "that differ by more than --changed=5 percent, and other bits of training.\n"
     "run.device chooses where. --profile=on adds a table of time by node, from a step in which each waits for the "
     "last.\n"
@@ -98,9 +99,10 @@ static int bench_ops(const char *only, double seconds, struct bench_files *files
     TRY(roofline_measure(dev, &r, e));
     TRY(baseline_device(&files->now, dev->name, e));
     buf_init(&json, 0);
-    printf("%s; ceilings: %.1f GFLOP/s, %.1f GB/s\n%-16s %-44s %10s %9s %9s %9s\n", dev->name, r.flops_per_s * 1e-9, r.bytes_per_s * 1e-9,
-           "op", "shape", "us", "GB/s", "GFLOP/s", "roofline");
-    buf_addf(&json, "{\"device\":\"%s\",\"gflops\":%.3f,\"gbytes\":%.3f,\"ops\":[", dev->name, r.flops_per_s * 1e-9, r.bytes_per_s * 1e-9);
+    printf("%s; ceilings: %.1f GFLOP/s, %.1f GB/s\n%-16s %-44s %10s %9s %9s %9s\n", dev->name, r.flops_per_s * 1e-9,
+           r.bytes_per_s * 1e-9, "op", "shape", "us", "GB/s", "GFLOP/s", "roofline");
+    buf_addf(&json, "{\"device\":\"%s\",\"gflops\":%.3f,\"gbytes\":%.3f,\"ops\":[", dev->name, r.flops_per_s * 1e-9,
+             r.bytes_per_s * 1e-9);
     bool first = true;
     for (int i = 0; i < n; i++) {
         bool wanted = (only == NULL || listed(all[i]->name, only)) && ops_has(ops_for(dev), all[i]->name);
@@ -109,12 +111,17 @@ static int bench_ops(const char *only, double seconds, struct bench_files *files
             if (dev->kind != DEV_CUDA && op_sample_flag(&all[i]->bench[s], "gpu"))
                 continue;
             TRY(op_bench(all[i], &all[i]->bench[s], dev, &r, seconds, &t, e));
-            TRY(baseline_put(&files->now, &(struct baseline_row){.what = all[i]->name, .shape = all[i]->bench[s].text, .us = t.seconds * 1e6}, e));
+            TRY(baseline_put(
+                &files->now,
+                &(struct baseline_row){.what = all[i]->name, .shape = all[i]->bench[s].text, .us = t.seconds * 1e6},
+                e));
             printf("%-16s %-44s %10.1f %9.2f %9.2f %8.1f%%\n", all[i]->name, all[i]->bench[s].text, t.seconds * 1e6,
                    t.cost.bytes / t.seconds * 1e-9, t.cost.flops / t.seconds * 1e-9, 100 * t.of_roofline);
             fflush(stdout);
-            buf_addf(&json, "%s\n{\"op\":\"%s\",\"shape\":\"%s\",\"us\":%.3f,\"bytes\":%.0f,\"flops\":%.0f,\"roofline\":%.4f}", first ? "" : ",",
-                     all[i]->name, all[i]->bench[s].text, t.seconds * 1e6, t.cost.bytes, t.cost.flops, t.of_roofline);
+            buf_addf(&json,
+                     "%s\n{\"op\":\"%s\",\"shape\":\"%s\",\"us\":%.3f,\"bytes\":%.0f,\"flops\":%.0f,\"roofline\":%.4f}",
+                     first ? "" : ",", all[i]->name, all[i]->bench[s].text, t.seconds * 1e6, t.cost.bytes, t.cost.flops,
+                     t.of_roofline);
             first = false;
         }
     }
@@ -141,7 +148,8 @@ static int check_name(const char *prefixes, struct err *e)
 static int run_ops(int argc, char **argv, struct err *e)
 {
     struct config c;
-    struct config_extra extra[] = {{.name = "seconds"}, {.name = "json"}, {.name = "record"}, {.name = "against"}, {.name = "changed"}};
+    struct config_extra extra[] = {
+        {.name = "seconds"}, {.name = "json"}, {.name = "record"}, {.name = "against"}, {.name = "changed"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     double seconds = 0.3;
     struct dev dev = {0};
@@ -165,7 +173,7 @@ static int run_ops(int argc, char **argv, struct err *e)
     return st;
 }
 
-/* ---- whole steps ------------------------------------------------------------------------------------------------- */
+/* ---- whole steps ----------------------------------------------------------------------------- */
 
 int cmd_random_data(struct config *c, char *path, size_t size, struct err *e)
 {
@@ -184,7 +192,9 @@ int cmd_random_data(struct config *c, char *path, size_t size, struct err *e)
         for (int i = 0; i < countof(block); i++) {
             uint64_t limit = (uint64_t)min_i64(c->model.vocab, 65536);
             uint16_t two = (uint16_t)rng_below(key, (uint64_t)(done + i), 255 * 256);
-            block[i] = shard ? (uint16_t)rng_below(key, (uint64_t)(done + i), limit) : (uint16_t)((two | 0x0101) & 0x7F7F); /* no NUL */
+            /* no NUL */
+            block[i] =
+                shard ? (uint16_t)rng_below(key, (uint64_t)(done + i), limit) : (uint16_t)((two | 0x0101) & 0x7F7F);
         }
         st = file_write_fd(fd, block, sizeof block, path, e);
     }
@@ -214,15 +224,18 @@ struct steps_job {
     char data[64]; /* made here, to be removed; "" if none */
 };
 
-static int write_json(const struct trainer *t, const char *path, double median, double best, int n, int64_t tokens, int64_t bytes, double flops,
-                      double peak, struct err *e)
+static int write_json(const struct trainer *t, const char *path, double median, double best, int n, int64_t tokens,
+                      int64_t bytes, double flops, double peak, struct err *e)
 {
     struct buf out;
     buf_init(&out, 0);
-    buf_addf(&out, "{\"device\":\"%s\",\"pattern\":\"%s\",\"parameters\":%lld,\"memory_bytes\":%lld,\"steps\":%d,\"ms_per_step\":%.4f,\"best_ms\":%.4f,"
-             "\"tokens_per_second\":%.2f,\"flops_per_step\":%.6g,\"peak_flops\":%.6g,\"mfu\":%.5f,\"ranks\":%d}\n", t->dev.name, t->cfg->model.pattern,
-             (long long)param_table_elems(&t->model.params), (long long)bytes, n, median * 1e3, best * 1e3, (double)tokens / median, flops, peak,
-             peak > 0 ? flops / median / peak : 0.0, t->model.mesh.world);
+    buf_addf(&out,
+             "{\"device\":\"%s\",\"pattern\":\"%s\",\"parameters\":%lld,\"memory_bytes\":%lld,\"steps\":%d,\"ms_per_"
+             "step\":%.4f,\"best_ms\":%.4f,"
+             "\"tokens_per_second\":%.2f,\"flops_per_step\":%.6g,\"peak_flops\":%.6g,\"mfu\":%.5f,\"ranks\":%d}\n",
+             t->dev.name, t->cfg->model.pattern, (long long)param_table_elems(&t->model.params), (long long)bytes, n,
+             median * 1e3, best * 1e3, (double)tokens / median, flops, peak, peak > 0 ? flops / median / peak : 0.0,
+             t->model.mesh.world);
     int st = buf_check(&out, e);
     if (st == ST_OK)
         st = file_write_atomic(path, out.text, out.len, e);
@@ -230,25 +243,32 @@ static int write_json(const struct trainer *t, const char *path, double median, 
     return st;
 }
 
-static int print_steps(struct trainer *t, const char *json_path, double median, double best, int n, int64_t tokens, struct err *e)
+static int print_steps(struct trainer *t, const char *json_path, double median, double best, int n, int64_t tokens,
+                       struct err *e)
 {
-    double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq) * (double)tokens, ranks = t->model.mesh.world;
+    double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq) * (double)tokens,
+           ranks = t->model.mesh.world;
     double peak = t->peak_flops * ranks;
     if (t->dev.kind == DEV_CUDA) {
         struct roofline r = {0};
         TRY(roofline_measure(&t->dev, &r, e));
         peak = r.flops_per_s * ranks;
-        printf("ceilings: %.1f TFLOP/s (product of 8192^3), %.3f TB/s (copy)\n", r.flops_per_s * 1e-12, r.bytes_per_s * 1e-12);
+        printf("ceilings: %.1f TFLOP/s (product of 8192^3), %.3f TB/s (copy)\n", r.flops_per_s * 1e-12,
+               r.bytes_per_s * 1e-12);
     }
     int64_t bytes = 0;
     for (int a = 0; a < ARENA_COUNT; a++)
         bytes += t->model.mem.allocated[a];
     if (json_path != NULL)
         TRY(write_json(t, json_path, median, best, n, tokens, bytes, flops, peak, e));
-    printf("device: %s\nparameters: %lld\nmemory_gib: %.2f\nsteps: %d\nms_per_step: %.2f (best %.2f)\ntokens_per_second: %.1f\n"
-           "gflops: %.1f\npercent_of_peak: %.1f\npeak_gflops: %.1f (%s)\nflop_count: 3 x forward, causal half of attention, nothing for recomputation\n", t->dev.name, (long long)param_table_elems(&t->model.params), (double)bytes / (1 << 30), n,
-           median * 1e3, best * 1e3, (double)tokens / median, flops / median * 1e-9, peak > 0 ? 100 * flops / median / peak : 0.0,
-           peak * 1e-9, t->dev.kind == DEV_CUDA ? "measured: product of 8192^3" : "measured: fused multiply-adds on all threads");
+    printf("device: %s\nparameters: %lld\nmemory_gib: %.2f\nsteps: %d\nms_per_step: %.2f (best "
+           "%.2f)\ntokens_per_second: %.1f\n"
+           "gflops: %.1f\npercent_of_peak: %.1f\npeak_gflops: %.1f (%s)\nflop_count: 3 x forward, causal half of "
+           "attention, nothing for recomputation\n",
+           t->dev.name, (long long)param_table_elems(&t->model.params), (double)bytes / (1 << 30), n, median * 1e3,
+           best * 1e3, (double)tokens / median, flops / median * 1e-9, peak > 0 ? 100 * flops / median / peak : 0.0,
+           peak * 1e-9,
+           t->dev.kind == DEV_CUDA ? "measured: product of 8192^3" : "measured: fused multiply-adds on all threads");
     return ST_OK;
 }
 
@@ -281,7 +301,9 @@ static int keep_steps(struct steps_job *j, const struct trainer *t, double media
     buf_addf(&j->words, "%d steps", j->steps);
     TRY(buf_check(&j->words, e));
     TRY(baseline_device(&j->files.now, t->dev.name, e));
-    TRY(baseline_put(&j->files.now, &(struct baseline_row){.what = "train", .shape = j->words.text, .us = median * 1e6, .bits = fingerprint}, e));
+    TRY(baseline_put(
+        &j->files.now,
+        &(struct baseline_row){.what = "train", .shape = j->words.text, .us = median * 1e6, .bits = fingerprint}, e));
     return files_finish(&j->files, false, e);
 }
 
@@ -312,7 +334,8 @@ static int time_steps(struct trainer *t, struct steps_job *j, struct err *e)
         return ST_OK;
     qsort(seconds, (size_t)n, sizeof seconds[0], ascending);
     TRY(print_steps(t, j->files.json, seconds[n / 2], seconds[0], n, r.tokens, e));
-    printf("loss: %.17g\nbits: %016llx (losses and norms of all steps%s)\n", r.loss, (unsigned long long)bits, j->bits ? ", parameters" : "");
+    printf("loss: %.17g\nbits: %016llx (losses and norms of all steps%s)\n", r.loss, (unsigned long long)bits,
+           j->bits ? ", parameters" : "");
     TRY(keep_steps(j, t, seconds[n / 2], bits, e));
     return t->trace ? trace_write(t->trace, t->cfg->plan.trace, e) : ST_OK;
 }
@@ -339,7 +362,8 @@ out:
     return st;
 }
 
-/* Processes of a launcher compare their configs before they come here: each has random data of its own, with the same values. */
+/* Processes of a launcher compare their configs before they come here: each has random data of its own, with the same
+ * values. */
 static int bench_rank(const struct rank_place *place, void *ctx, struct err *e)
 {
     struct steps_job *j = ctx;
@@ -395,7 +419,8 @@ static int prepare_train(struct steps_job *j, int argc, char **argv, struct err 
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     TRY(cmd_config(&j->c, argc, argv, &args, e));
     TRY(cmd_words(&args, 0, e));
-    if ((extra[0].value && !parse_bool(extra[0].value, &j->profile)) || (extra[1].value && !parse_bool(extra[1].value, &j->bits)))
+    if ((extra[0].value && !parse_bool(extra[0].value, &j->profile)) ||
+        (extra[1].value && !parse_bool(extra[1].value, &j->bits)))
         return err_set(e, ST_USAGE, "--profile and --bits take on or off");
     j->files.json = extra[2].value;
     j->files.record = extra[4].value;

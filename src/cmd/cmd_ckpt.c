@@ -126,21 +126,17 @@ static int ls_run(const char *path, struct err *e)
     struct ckpt_info *list;
     int n;
     TRY(ckpt_list(path, &list, &n, e));
-    printf("%-16s %12s %14s %8s %11s  %s\n", "checkpoint", "samples", "tokens", "tensors", "size",
-           "saved");
+    printf("%-16s %12s %14s %8s %11s  %s\n", "checkpoint", "samples", "tokens", "tensors", "size", "saved");
     for (int i = 0; i < n; i++) {
         const struct ckpt_info *c = &list[i];
         char size[32], when[64] = "";
-        time_t saved = c->counters.saved_at > 0 && c->counters.saved_at < 1e12
-                           ? (time_t)c->counters.saved_at
-                           : 0;
+        time_t saved = c->counters.saved_at > 0 && c->counters.saved_at < 1e12 ? (time_t)c->counters.saved_at : 0;
         struct tm tm;
         if (localtime_r(&saved, &tm) != NULL)
             strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", &tm);
         if (c->complete)
-            printf("%-16s %12lld %14lld %8d %11s  %s\n", last_part(c->path),
-                   (long long)c->counters.samples, (long long)c->counters.tokens, c->n_tensors,
-                   human_bytes((double)c->bytes, size, sizeof size), when);
+            printf("%-16s %12lld %14lld %8d %11s  %s\n", last_part(c->path), (long long)c->counters.samples,
+                   (long long)c->counters.tokens, c->n_tensors, human_bytes((double)c->bytes, size, sizeof size), when);
         else
             printf("%-16s incomplete: %s\n", last_part(c->path), c->why);
     }
@@ -205,9 +201,7 @@ static int run_verify(char **args, struct err *e)
     ckpt_list_free(list, n);
     if (n == 0)
         return err_set(e, ST_INVALID, "there is no checkpoint in %s", args[0]);
-    return bad == 0 ? ST_OK
-                    : err_set(e, ST_CORRUPT, "%d of the %d checkpoints in %s are damaged", bad, n,
-                              args[0]);
+    return bad == 0 ? ST_OK : err_set(e, ST_CORRUPT, "%d of the %d checkpoints in %s are damaged", bad, n, args[0]);
 }
 
 /* ---- diff ------------------------------------------------------------------------------------ */
@@ -271,8 +265,7 @@ static int diff_sources(const struct source *a, const struct source *b)
         only_a += order < 0;
         only_b += order > 0;
     }
-    printf("%d tensors equal, %d differ, %d only in A, %d only in B\n", equal, differ, only_a,
-           only_b);
+    printf("%d tensors equal, %d differ, %d only in A, %d only in B\n", equal, differ, only_a, only_b);
     return differ + only_a + only_b;
 }
 
@@ -286,8 +279,7 @@ static int run_diff(char **args, struct err *e)
         return st;
     }
     if (a.ckpt != NULL && b.ckpt != NULL && ckpt_step(a.ckpt) != ckpt_step(b.ckpt))
-        printf("note: A is of step %lld, B of step %lld\n", (long long)ckpt_step(a.ckpt),
-               (long long)ckpt_step(b.ckpt));
+        printf("note: A is of step %lld, B of step %lld\n", (long long)ckpt_step(a.ckpt), (long long)ckpt_step(b.ckpt));
     int differences = diff_sources(&a, &b);
     source_close(&a);
     source_close(&b);
@@ -320,14 +312,13 @@ int cmd_ckpt(int argc, char **argv)
         which = strcmp(argv[1], names[i]) == 0 ? i : which;
     if (which < 0) {
         const char *near = argc > 1 ? nearest_name(argv[1], names, countof(names)) : NULL;
-        err_set(&e, ST_USAGE,
-                argc > 1 ? "ckpt has no subcommand '%s'" : "ckpt needs a subcommand%s",
+        err_set(&e, ST_USAGE, argc > 1 ? "ckpt has no subcommand '%s'" : "ckpt needs a subcommand%s",
                 argc > 1 ? argv[1] : "");
         err_hint(&e, near ? "did you mean '%s'?" : "ls, verify, diff, convert or merge; see braid ckpt --help%s",
                  near ? near : "");
     } else if (argc - 2 != wanted[which]) {
-        err_set(&e, ST_USAGE, "ckpt %s takes %d argument%s, and %d were given", names[which],
-                wanted[which], wanted[which] == 1 ? "" : "s", argc - 2);
+        err_set(&e, ST_USAGE, "ckpt %s takes %d argument%s, and %d were given", names[which], wanted[which],
+                wanted[which] == 1 ? "" : "s", argc - 2);
         err_hint(&e, "see braid ckpt --help");
     } else if (actions[which](argv + 2, &e) == ST_OK)
         return 0;

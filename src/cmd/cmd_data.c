@@ -57,7 +57,7 @@ static int usage_error(struct err *e, const char *what, const char *arg)
     return err_hint(e, "braid data --help");
 }
 
-/* ---- words --------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 /* What the subcommands share. Options of the config (--data.*, --run.threads) go into it. */
 struct words {
@@ -128,9 +128,8 @@ static int take_text(int argc, char **argv, int *i, struct words *w, bool *taken
 
 static bool take_flag(const char *arg, struct words *w)
 {
-    bool eod = strcmp(arg, "--append-eod") == 0 || strcmp(arg, "--eod") == 0,
-         special = strcmp(arg, "--special") == 0, skip = strcmp(arg, "--skip-bad") == 0,
-         force = strcmp(arg, "--force") == 0, scan = strcmp(arg, "--scan") == 0;
+    bool eod = strcmp(arg, "--append-eod") == 0 || strcmp(arg, "--eod") == 0, special = strcmp(arg, "--special") == 0,
+         skip = strcmp(arg, "--skip-bad") == 0, force = strcmp(arg, "--force") == 0, scan = strcmp(arg, "--scan") == 0;
     w->append_eod |= eod;
     w->special |= special;
     w->skip_bad |= skip;
@@ -176,8 +175,7 @@ static int read_words(int argc, char **argv, struct words *w, bool needs_in, str
         } else if (needs_in && strcmp(argv[i], "--in") == 0) {
             in_list = true;
         } else if (str_starts(argv[i], "--") || !in_list) {
-            return usage_error(
-                e, str_starts(argv[i], "--") ? "unknown option" : "unexpected argument", argv[i]);
+            return usage_error(e, str_starts(argv[i], "--") ? "unknown option" : "unexpected argument", argv[i]);
         } else {
             w->paths[w->n_paths++] = argv[i];
         }
@@ -191,7 +189,7 @@ static void words_release(struct words *w)
     config_release(&w->c);
 }
 
-/* ---- tokenize ------------------------------------------------------------------------------- */
+/* ---- tokenize -------------------------------------------------------------------------------- */
 
 struct progress {
     double started;
@@ -208,9 +206,8 @@ static void show_progress(void *ctx, const struct tokenize_stats *now)
         return;
     int filled = (int)(done * 20);
     fprintf(stderr, "\r[%.*s%*s] %3.0f%%  %lld of %lld files  %.1f MB  %.1f MB/s  %s left ", filled,
-            "####################", 20 - filled, "", 100 * done, (long long)now->files,
-            (long long)now->files_total, mb, took > 0 ? mb / took : 0,
-            human_time(done > 0 ? took / done - took : 0, eta, sizeof eta));
+            "####################", 20 - filled, "", 100 * done, (long long)now->files, (long long)now->files_total, mb,
+            took > 0 ? mb / took : 0, human_time(done > 0 ? took / done - took : 0, eta, sizeof eta));
     fflush(stderr);
     p->shown = true;
 }
@@ -225,27 +222,23 @@ static void print_read(const struct tokenize_stats *s, double took)
 {
     char bytes[32];
     printf("read %lld files, %s in %.2f s (%.1f MB/s)\n", (long long)s->files,
-           human_bytes((double)s->bytes, bytes, sizeof bytes), took,
-           took > 0 ? (double)s->bytes * 1e-6 / took : 0);
+           human_bytes((double)s->bytes, bytes, sizeof bytes), took, took > 0 ? (double)s->bytes * 1e-6 / took : 0);
     if (s->skipped_binary + s->skipped_empty + s->skipped_other > 0)
         printf("left out: %lld binary files (NUL bytes), %lld empty, %lld hidden, token files or "
                "links to folders\n",
-               (long long)s->skipped_binary, (long long)s->skipped_empty,
-               (long long)s->skipped_other);
+               (long long)s->skipped_binary, (long long)s->skipped_empty, (long long)s->skipped_other);
     if (s->bad_lines > 0)
         printf("left out: %lld bad lines, the first: %s\n", (long long)s->bad_lines, s->first_bad);
 }
 
-static void print_summary(const struct tokenize_opts *o, const struct tokenize_stats *s,
-                          double took)
+static void print_summary(const struct tokenize_opts *o, const struct tokenize_stats *s, double took)
 {
     const struct tokenizer *t = o->tokenizer;
     char eod[32] = "", hash[17];
     if (t->eod >= 0)
         snprintf(eod, sizeof eod, ", eod %d", (int)t->eod);
-    printf("wrote %s.bin and %s.idx: %lld documents, %lld tokens (%s, vocabulary %d%s)\n", o->out,
-           o->out, (long long)s->documents, (long long)s->tokens,
-           dtype_name(token_dtype_for_vocab(t->vocab)), t->vocab, eod);
+    printf("wrote %s.bin and %s.idx: %lld documents, %lld tokens (%s, vocabulary %d%s)\n", o->out, o->out,
+           (long long)s->documents, (long long)s->tokens, dtype_name(token_dtype_for_vocab(t->vocab)), t->vocab, eod);
     printf("tokenizer %s (%s), hash %s; %.3f bytes a token\n", o->tokenizer_name, tokenizer_kind(t),
            tokenizer_hash_text(t, hash), s->tokens > 0 ? (double)s->bytes / (double)s->tokens : 0);
     if (o->chat != NULL)
@@ -358,20 +351,19 @@ static int train_tokenizer(struct words *w, struct err *e)
     int st = data_train_tokenizer(&o, w->out, &read, &s, e);
     end_progress(&p);
     TRY(st);
-    printf("wrote %s.json and %s.tiktoken: %lld tokens, %lld merges\n", w->out, w->out,
-           (long long)s.tokens, (long long)s.merges);
+    printf("wrote %s.json and %s.tiktoken: %lld tokens, %lld merges\n", w->out, w->out, (long long)s.tokens,
+           (long long)s.merges);
     print_read(&read, time_now() - p.started);
     printf("%lld pieces of text, %lld different ones\n", (long long)s.pieces, (long long)s.unique);
     if (s.dropped > 0)
-        printf("note: %lld pieces seen once were dropped to keep to --max-pieces=%lld\n",
-               (long long)s.dropped, (long long)w->max_pieces);
+        printf("note: %lld pieces seen once were dropped to keep to --max-pieces=%lld\n", (long long)s.dropped,
+               (long long)w->max_pieces);
     if (s.tokens < w->vocab)
-        printf("note: the text has no more pairs to merge; %lld tokens were asked for\n",
-               (long long)w->vocab);
+        printf("note: the text has no more pairs to merge; %lld tokens were asked for\n", (long long)w->vocab);
     return ST_OK;
 }
 
-/* ---- info ---------------------------------------------------------------------------------- */
+/* ---- info ------------------------------------------------------------------------------------ */
 
 static void print_sample(const struct data_info *d)
 {
@@ -392,25 +384,21 @@ static void print_info(const char *path, const struct data_info *d)
 {
     char tokens[32], bytes[32];
     printf("%s\n", path);
-    printf("  kind       %s, %lld file%s, %s\n", d->kind, (long long)d->files,
-           d->files == 1 ? "" : "s", human_bytes((double)d->bytes, bytes, sizeof bytes));
+    printf("  kind       %s, %lld file%s, %s\n", d->kind, (long long)d->files, d->files == 1 ? "" : "s",
+           human_bytes((double)d->bytes, bytes, sizeof bytes));
     printf("  ids        %s", dtype_name(d->dtype));
     if (d->scanned)
         printf(", %lld to %lld", (long long)d->min_id, (long long)d->max_id);
-    printf("\n  tokens     %lld (%s)\n", (long long)d->tokens,
-           human_count((double)d->tokens, tokens, sizeof tokens));
-    printf("  sequences  %lld in %lld documents, %lld to %lld tokens long\n",
-           (long long)d->sequences, (long long)d->documents, (long long)d->shortest,
-           (long long)d->longest);
+    printf("\n  tokens     %lld (%s)\n", (long long)d->tokens, human_count((double)d->tokens, tokens, sizeof tokens));
+    printf("  sequences  %lld in %lld documents, %lld to %lld tokens long\n", (long long)d->sequences,
+           (long long)d->documents, (long long)d->shortest, (long long)d->longest);
     if (d->tokenizer[0] != '\0')
-        printf("  tokenizer  %s, hash %s; %lld bytes of text, %.3f a token\n", d->tokenizer,
-               d->tokenizer_hash, (long long)d->text_bytes,
-               d->tokens > 0 ? (double)d->text_bytes / (double)d->tokens : 0);
+        printf("  tokenizer  %s, hash %s; %lld bytes of text, %.3f a token\n", d->tokenizer, d->tokenizer_hash,
+               (long long)d->text_bytes, d->tokens > 0 ? (double)d->text_bytes / (double)d->tokens : 0);
     if (d->chat[0] != '\0')
         printf("  chat       template %s; learned: %s, %lld tokens\n", d->chat, d->loss_roles, (long long)d->learned);
     if (d->skipped > 0)
-        printf("  left out   %lld files (binary, empty, hidden or token files)\n",
-               (long long)d->skipped);
+        printf("  left out   %lld files (binary, empty, hidden or token files)\n", (long long)d->skipped);
     if (d->n_sample > 0)
         print_sample(d);
     if (d->note[0] != '\0')
@@ -442,9 +430,7 @@ int cmd_data(int argc, char **argv)
         const char *name;
         bool needs_in;
         int (*run)(struct words *w, struct err *e);
-    } subs[] = {{"tokenize", true, tokenize},
-                {"train-tokenizer", true, train_tokenizer},
-                {"info", false, info}};
+    } subs[] = {{"tokenize", true, tokenize}, {"train-tokenizer", true, train_tokenizer}, {"info", false, info}};
     struct err e = {0};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {

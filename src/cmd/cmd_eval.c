@@ -48,7 +48,7 @@ static int inherit_data(struct config *c, const struct ckpt *from, struct err *e
     return st;
 }
 
-/* ---- tasks ---------------------------------------------------------------------------------- */
+/* ---- tasks ----------------------------------------------------------------------------------- */
 
 struct bar {
     double started, drawn;
@@ -105,7 +105,7 @@ static int run_tasks(struct config *c, struct ckpt *from, const char *path, cons
     return ST_OK;
 }
 
-/* ---- the command ---------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static int run(struct config *c, int argc, char **argv, struct ckpt **from, struct trainer *t, struct err *e)
 {
@@ -129,15 +129,16 @@ static int run(struct config *c, int argc, char **argv, struct ckpt **from, stru
         TRY(config_set(c, "data.train", c->data.valid, NULL, e));
     TRY(cmd_finish(c, e));
     TRY(cmd_refuse_weights(c, "braid eval", e));
-    TRY(trainer_open(t, c, NULL, true, e)); /* without the optimizer's state, which an imported or merged checkpoint lacks */
+    /* without the optimizer's state, which an imported or merged checkpoint lacks */
+    TRY(trainer_open(t, c, NULL, true, e));
     TRY(load_params(&t->model, *from, e));
     TRY(trainer_eval(t, &r, e));
     if (r.failed) {
         *e = r.why;
         return e->code;
     }
-    printf("checkpoint: %s\nstep: %lld\nloss: %.6f\nperplexity: %.4f\n", ckpt_path(*from), (long long)ckpt_step(*from), r.loss,
-           log_perplexity(r.loss));
+    printf("checkpoint: %s\nstep: %lld\nloss: %.6f\nperplexity: %.4f\n", ckpt_path(*from), (long long)ckpt_step(*from),
+           r.loss, log_perplexity(r.loss));
     printf("tokens: %lld of %lld (%.1f%%)\n", (long long)r.tokens, (long long)r.tokens_total,
            100.0 * (double)r.tokens / (double)max_i64(r.tokens_total, 1));
     if (r.bits_per_byte != 0)

@@ -36,9 +36,8 @@ struct job {
     const char *stop[STOPS_MAX]; /* not NUL-terminated */
     size_t n_stop[STOPS_MAX], longest_stop;
     int n_stops, stopped_by; /* stopped_by: the one that appeared last */
-    struct buf
-        held;   /* text that may turn out to be the beginning of a stop text, or half a character */
-    bool noted; /* that ids are printed as numbers */
+    struct buf held;         /* text that may turn out to be the beginning of a stop text, or half a character */
+    bool noted;              /* that ids are printed as numbers */
     /* of a conversation */
     struct chat_template chat;
     struct chat_text text;
@@ -49,9 +48,7 @@ struct job {
     size_t lead;           /* spaces that the template puts in front of a reply, not printed yet */
 };
 
-/* ---- the prompt
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- the prompt ------------------------------------------------------------------------------ */
 
 static int read_all(FILE *f, const char *name, struct buf *out, struct err *e)
 {
@@ -123,9 +120,7 @@ static int split_stops(struct job *j, struct err *e)
     return ST_OK;
 }
 
-/* ---- the text
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- the text -------------------------------------------------------------------------------- */
 
 static void print_bytes(const char *bytes, size_t n)
 {
@@ -184,8 +179,8 @@ static bool emit(struct job *j, int32_t id)
         buf_add_n(&j->held, text, n < sizeof text ? n : sizeof text);
     } else {
         if (!j->noted)
-            fprintf(stderr, "note: %s (tokenizer '%s'); such tokens are printed as <id>\n",
-                    unknown.msg, j->c.data.tokenizer);
+            fprintf(stderr, "note: %s (tokenizer '%s'); such tokens are printed as <id>\n", unknown.msg,
+                    j->c.data.tokenizer);
         j->noted = true;
         buf_addf(&j->held, "<%d>", (int)id);
     }
@@ -202,10 +197,8 @@ static bool emit(struct job *j, int32_t id)
 static int one_sample(struct job *j, int64_t number, struct err *e)
 {
     const struct config_generate *o = &j->c.generate;
-    struct sampler s = {.temperature = o->temperature,
-                        .top_k = o->top_k,
-                        .top_p = o->top_p,
-                        .seed = (uint64_t)(o->seed + number)};
+    struct sampler s = {
+        .temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p, .seed = (uint64_t)(o->seed + number)};
     struct tensor logits;
     bool stopped = false;
     generator_rewind(&j->g);

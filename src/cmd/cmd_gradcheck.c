@@ -6,7 +6,8 @@
 
 static const char usage[] =
     "usage: braid gradcheck [FILE.ini] [--section.key=value ...] [--only=ops|model|OP]\n\n"
-    "Checks the gradient of every op on its sample shapes, then of every parameter of the configured model (keep it tiny:\n"
+    "Checks the gradient of every op on its sample shapes, then of every parameter of the configured model (keep it "
+    "tiny:\n"
     "the reference device is slow by design). Exits 1 if a relative error exceeds 1e-6.\n";
 static const char own_options[] =
     "model.pattern model.hidden model.heads model.ffn model.vocab train.seq train.micro_batch run.threads";
@@ -22,7 +23,9 @@ static int check_ops(const char *only, int *failed, struct err *e)
         double worst = 0;
         int checks = 0;
         bool bad = false;
-        for (int s = 0; all[i]->backward != NULL && (only == NULL || str_starts(all[i]->name, only)) && s < all[i]->n_samples; s++) {
+        for (int s = 0;
+             all[i]->backward != NULL && (only == NULL || str_starts(all[i]->name, only)) && s < all[i]->n_samples;
+             s++) {
             struct op_check_result r;
             if (op_sample_flag(&all[i]->samples[s], "gpu"))
                 continue;
@@ -47,7 +50,8 @@ static void show(void *ctx, const struct model_check_row *row)
 {
     int *failed = ctx;
     *failed += !(row->error <= allowed);
-    printf("param  %-52s %13.6e  error %.2e  %s\n", row->key, row->analytic, row->error, row->error <= allowed ? "ok" : "FAILED");
+    printf("param  %-52s %13.6e  error %.2e  %s\n", row->key, row->analytic, row->error,
+           row->error <= allowed ? "ok" : "FAILED");
 }
 
 static int run(struct config *c, int argc, char **argv, int *failed, struct err *e)

@@ -6,9 +6,12 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: braid grads FILE.ini --in=TOKENS.safetensors --out=OUT.safetensors [--ckpt=DIR | --run.load_weights=FILE] [--section.key=value ...]\n\n"
-    "The input holds `tokens` and optionally `labels` (-1: ignored), I32 [batch, seq]; without labels they are the tokens\n"
-    "shifted by one. The output holds `loss` (mean over labels), `logits`, and param.KEY and grad.KEY of every parameter.\n";
+    "usage: braid grads FILE.ini --in=TOKENS.safetensors --out=OUT.safetensors [--ckpt=DIR | --run.load_weights=FILE] "
+    "[--section.key=value ...]\n\n"
+    "The input holds `tokens` and optionally `labels` (-1: ignored), I32 [batch, seq]; without labels they are the "
+    "tokens\n"
+    "shifted by one. The output holds `loss` (mean over labels), `logits`, and param.KEY and grad.KEY of every "
+    "parameter.\n";
 static const char own_options[] = "model.pattern run.load_weights run.device run.threads";
 
 struct job {
@@ -20,8 +23,8 @@ struct job {
     struct arena names;
 };
 
-static int add_item(struct job *j, struct st_item *items, int *n, const char *name, const struct tensor *values, const struct param *p,
-                    struct err *e)
+static int add_item(struct job *j, struct st_item *items, int *n, const char *name, const struct tensor *values,
+                    const struct param *p, struct err *e)
 {
     if (name == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
@@ -76,7 +79,8 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
     }
     TRY(cmd_finish(&j->c, e));
     if (j->from != NULL && j->c.run.load_weights[0] != '\0')
-        return err_set(e, ST_USAGE, "--ckpt takes the model and its weights, run.load_weights the weights alone: give one of them");
+        return err_set(e, ST_USAGE,
+                       "--ckpt takes the model and its weights, run.load_weights the weights alone: give one of them");
     cmd_say_unused(&j->c);
     TRY(routes_refuse(&j->c, "braid grads", e));
     TRY(st_open(&j->in, extra[0].value, e));

@@ -8,10 +8,14 @@
 
 static const char import_usage[] =
     "usage: braid import FOLDER OUT [--verify[=PYTHON | =GOLDEN.safetensors]] [--section.key=value ...]\n\n"
-    "FOLDER holds config.json and safetensors files as transformers writes them; FP8 (128 x 128 blocks) and MXFP4 weights are\n"
-    "dequantised. OUT, which must not exist, becomes a run folder with one checkpoint. --verify runs the folder's model in\n"
-    "transformers (with python3, or the PYTHON that is named) on a fixed prompt and prints how far logits are apart. With a file\n"
-    "no Python is needed: it holds tokens [batch, seq], logits, and maybe the gradient grad.NAME of every tensor of the folder;\n"
+    "FOLDER holds config.json and safetensors files as transformers writes them; FP8 (128 x 128 blocks) and MXFP4 "
+    "weights are\n"
+    "dequantised. OUT, which must not exist, becomes a run folder with one checkpoint. --verify runs the folder's "
+    "model in\n"
+    "transformers (with python3, or the PYTHON that is named) on a fixed prompt and prints how far logits are apart. "
+    "With a file\n"
+    "no Python is needed: it holds tokens [batch, seq], logits, and maybe the gradient grad.NAME of every tensor of "
+    "the folder;\n"
     "beyond 1e-5 of the largest logit or 1e-4 of a gradient's norm the exit code is 1. Then:\n"
     "  braid train --run.load=OUT --data.train=FILE --run.dir=runs/tuned      train on from it\n"
     "  braid generate OUT --generate.prompt=TEXT                              let it write\n"
@@ -27,16 +31,20 @@ static const char export_usage[] =
     "hf: a folder that transformers loads with from_pretrained. The family is the first that can express the model;\n"
     "    --family=NAME asks for one. --verify runs the folder in transformers and compares, as for braid import.\n"
     "    --dtype=fp8 stores projections as FP8 codes with a scale for 128 x 128 (weight_scale_inv), the rest as BF16.\n"
-    "gguf: a file that llama.cpp runs, for models that are llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe in transformers.\n"
+    "gguf: a file that llama.cpp runs, for models that are llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe in "
+    "transformers.\n"
     "    Matrices are stored as --dtype says, vectors and routers as F32.\n"
     "    Both merge LoRA adapters into the weights.\n"
-    "peft: the LoRA adapters alone, a folder that PEFT loads beside the base: PeftModel.from_pretrained(model, OUT). --base is\n"
+    "peft: the LoRA adapters alone, a folder that PEFT loads beside the base: PeftModel.from_pretrained(model, OUT). "
+    "--base is\n"
     "    the name of the base in adapter_config.json.\n"
-    "megatron: a folder with the names and parts of Megatron's distributed checkpoints, moments and fp32 master weights included;\n"
-    "    tools/megatron_dist.py makes a torch_dist checkpoint of it. --layout=stacked is for Megatron's GPT models, the default\n"
+    "megatron: a folder with the names and parts of Megatron's distributed checkpoints, moments and fp32 master "
+    "weights included;\n"
+    "    tools/megatron_dist.py makes a torch_dist checkpoint of it. --layout=stacked is for Megatron's GPT models, "
+    "the default\n"
     "    for its hybrid models. docs/MEGATRON.md explains both.\n";
 
-/* ---- progress ------------------------------------------------------------------------------------------------- */
+/* ---- progress -------------------------------------------------------------------------------- */
 
 struct bar {
     double started, drawn;
@@ -52,15 +60,15 @@ static void draw(void *ctx, int64_t done, int64_t all)
         return;
     b->drawn = now;
     double seconds = now - b->started;
-    fprintf(stderr, "\r%3.0f %%  %s, %s/s ", all > 0 ? 100.0 * (double)done / (double)all : 100.0, human_bytes((double)done, a, sizeof a),
-            human_bytes(seconds > 0 ? (double)done / seconds : 0, r, sizeof r));
+    fprintf(stderr, "\r%3.0f %%  %s, %s/s ", all > 0 ? 100.0 * (double)done / (double)all : 100.0,
+            human_bytes((double)done, a, sizeof a), human_bytes(seconds > 0 ? (double)done / seconds : 0, r, sizeof r));
     if (done >= all)
         fputc('\n', stderr);
 }
 
 static struct bar bar_new(void) { return (struct bar){.started = time_now(), .live = isatty(STDERR_FILENO) != 0}; }
 
-/* ---- import --------------------------------------------------------------------------------------------------- */
+/* ---- import ---------------------------------------------------------------------------------- */
 
 static void print_notes(const struct buf *notes)
 {
@@ -162,7 +170,7 @@ int cmd_import(int argc, char **argv)
     return code;
 }
 
-/* ---- export --------------------------------------------------------------------------------------------------- */
+/* ---- export ---------------------------------------------------------------------------------- */
 
 /* The words of braid export that say what is written. */
 struct target {
@@ -181,7 +189,8 @@ static int read_target(struct target *t, const struct config_extra *extra, struc
     const char *format = extra[EXPORT_FORMAT].value, *shard = extra[EXPORT_SHARD].value;
     t->peft = format != NULL && strcmp(format, "peft") == 0;
     const char *dtype = extra[EXPORT_DTYPE].value ? extra[EXPORT_DTYPE].value : t->peft ? "f32" : "bf16";
-    if (format != NULL && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0 && strcmp(format, "megatron") != 0 && !t->peft)
+    if (format != NULL && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0 && strcmp(format, "megatron") != 0 &&
+        !t->peft)
         return err_set(e, ST_USAGE, "--format=%s: hf, gguf, peft and megatron can be written", format);
     t->base = extra[EXPORT_BASE].value;
     if (t->base != NULL && !t->peft)
@@ -238,9 +247,12 @@ static int to_megatron(const struct ckpt *from, const struct config *c, const st
 static int run_export(struct config *c, struct ckpt **from, int argc, char **argv, struct err *e)
 {
     struct config_extra extra[] = {
-        [EXPORT_FORMAT] = {.name = "format"}, [EXPORT_FAMILY] = {.name = "family"},
-        [EXPORT_DTYPE] = {.name = "dtype"},   [EXPORT_SHARD] = {.name = "shard"},
-        [EXPORT_LAYOUT] = {.name = "layout"}, [EXPORT_BASE] = {.name = "base"},
+        [EXPORT_FORMAT] = {.name = "format"},
+        [EXPORT_FAMILY] = {.name = "family"},
+        [EXPORT_DTYPE] = {.name = "dtype"},
+        [EXPORT_SHARD] = {.name = "shard"},
+        [EXPORT_LAYOUT] = {.name = "layout"},
+        [EXPORT_BASE] = {.name = "base"},
         [EXPORT_VERIFY] = {.name = "verify", .alone = "python3"},
     };
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
@@ -266,7 +278,8 @@ static int run_export(struct config *c, struct ckpt **from, int argc, char **arg
         return ST_OK;
     }
     if (t.megatron && c->lora.rank > 0) {
-        err_set(e, ST_UNSUPPORTED, "%s has LoRA adapters, which Megatron's checkpoints have no place for", ckpt_path(*from));
+        err_set(e, ST_UNSUPPORTED, "%s has LoRA adapters, which Megatron's checkpoints have no place for",
+                ckpt_path(*from));
         return err_hint(e, "`braid ckpt merge` adds them to the weights first");
     }
     if (t.megatron)

@@ -64,7 +64,8 @@ static int check_sizes(const struct op_call *c, struct err *e)
     TRY(op_guard_sizes(c, &bytes, e));
     if (pages <= 0 || page <= 0 || bytes / page <= pages)
         return ST_OK;
-    return err_set(e, ST_NOMEM, "%s: the tensors of this call take %s, the machine has %s", c->desc->name, human_bytes((double)bytes, want, sizeof want),
+    return err_set(e, ST_NOMEM, "%s: the tensors of this call take %s, the machine has %s", c->desc->name,
+                   human_bytes((double)bytes, want, sizeof want),
                    human_bytes((double)pages * (double)page, have, sizeof have));
 }
 
@@ -150,7 +151,8 @@ static int open_named(struct dev *dev, const char *name, struct err *e)
         const char *name;
         enum dev_kind kind;
         bool fp32;
-    } known[] = {{"ref", DEV_REF, false}, {"cpu", DEV_CPU, false}, {"cuda", DEV_CUDA, false}, {"cuda-fp32", DEV_CUDA, true}};
+    } known[] = {
+        {"ref", DEV_REF, false}, {"cpu", DEV_CPU, false}, {"cuda", DEV_CUDA, false}, {"cuda-fp32", DEV_CUDA, true}};
     for (int i = 0; i < countof(known); i++)
         if (strcmp(name, known[i].name) == 0)
             return known[i].kind == DEV_CUDA ? dev_open_gpu(dev, &(struct dev_gpu){.fp32 = known[i].fp32}, 0, e)

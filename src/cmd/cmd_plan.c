@@ -3,14 +3,21 @@
 
 static const char usage[] =
     "usage: braid plan [FILE.ini] [--section.key=value ...] [--steps=on] [--params=on]\n\n"
-    "Prints the stack, parameters, FLOPs, every arena and the memory of each layer; with --steps=on every step with its\n"
-    "lane, waits and addresses, with --params=on every parameter. Nothing is allocated; training allocates exactly this.\n"
-    "With --parallel.ranks=N the plan is that of rank 0, followed by the memory of each rank (of each stage, when there are many).\n\n"
+    "Prints the stack, parameters, FLOPs, every arena and the memory of each layer; with --steps=on every step with "
+    "its\n"
+    "lane, waits and addresses, with --params=on every parameter. Nothing is allocated; training allocates exactly "
+    "this.\n"
+    "With --parallel.ranks=N the plan is that of rank 0, followed by the memory of each rank (of each stage, when "
+    "there are many).\n\n"
     "       braid plan [FILE.ini] --timeline=OUT.svg|OUT.json [--measure=on] [MACHINE]      the schedule of all ranks\n"
-    "       braid plan [FILE.ini] --predict=default|GPUS:PPxVPPxEP,... [MACHINE]            a table of steps on such meshes\n"
-    "MACHINE: --flops=620 --attention=400 (TFLOP/s) --bandwidth=4 (TB/s) --link_gbps=45 --link_us=15 (to other machines, GB/s of each GPU)\n"
-    "         --node_gbps=370 --node_gpus=8 (within a machine) --beside=0.12 (share by which computing is slower beside a busy link) --memory=141 (GB)\n"
-    "Times are predicted from these numbers; with --measure=on those of computing are measured here, on one rank with the whole model.\n";
+    "       braid plan [FILE.ini] --predict=default|GPUS:PPxVPPxEP,... [MACHINE]            a table of steps on such "
+    "meshes\n"
+    "MACHINE: --flops=620 --attention=400 (TFLOP/s) --bandwidth=4 (TB/s) --link_gbps=45 --link_us=15 (to other "
+    "machines, GB/s of each GPU)\n"
+    "         --node_gbps=370 --node_gpus=8 (within a machine) --beside=0.12 (share by which computing is slower "
+    "beside a busy link) --memory=141 (GB)\n"
+    "Times are predicted from these numbers; with --measure=on those of computing are measured here, on one rank with "
+    "the whole model.\n";
 static const char own_options[] =
     "model.pattern model.layers model.hidden model.heads model.ffn train.seq train.micro_batch "
     "train.global_batch plan.recompute plan.recompute_block run.device parallel.ranks parallel.pp "
@@ -22,11 +29,15 @@ static void totals(const struct trainer *t, struct buf *out)
     char a[32], b[32], d[32];
     double per_token = 3 * model_flops_per_token(c, &t->model.pattern, c->train.seq);
     double tokens = (double)(c->train.global_batch * c->train.seq);
-    buf_addf(out, "step: %lld tokens (%lld microbatches of %lld x %lld), %sFLOP per token, %sFLOP per step, %sFLOP for all %lld steps\n",
+    buf_addf(out,
+             "step: %lld tokens (%lld microbatches of %lld x %lld), %sFLOP per token, %sFLOP per step, %sFLOP for all "
+             "%lld steps\n",
              (long long)tokens, (long long)t->n_micro, (long long)c->train.micro_batch, (long long)c->train.seq,
              human_count(per_token, a, sizeof a), human_count(per_token * tokens, b, sizeof b),
              human_count(per_token * tokens * (double)c->train.steps, d, sizeof d), (long long)c->train.steps);
-    buf_addf(out, "      (Megatron's count: 3 x forward, causal half of attention; the plan's own steps, replays included: %sFLOP)\n",
+    buf_addf(out,
+             "      (Megatron's count: 3 x forward, causal half of attention; the plan's own steps, replays included: "
+             "%sFLOP)\n",
              human_count(plan_flops(&t->train.p) * (double)(t->n_micro / t->train.n_micro), a, sizeof a));
 }
 
@@ -54,8 +65,8 @@ static int all_ranks(const struct config *c, const struct mesh *m, struct buf *o
 {
     enum { FEW = 16 };
     int step = m->world <= FEW ? 1 : m->dp;
-    buf_addf(out, "\n%d ranks: %d pipeline stages of %d data-parallel ranks, experts over %d\n%4s %5s %5s %5s", m->world, m->pp, m->dp, m->ep, "rank",
-             "stage", "data", "exp.");
+    buf_addf(out, "\n%d ranks: %d pipeline stages of %d data-parallel ranks, experts over %d\n%4s %5s %5s %5s",
+             m->world, m->pp, m->dp, m->ep, "rank", "stage", "data", "exp.");
     for (int a = 0; a < ARENA_COUNT; a++)
         buf_addf(out, " %11s", arena_name((enum arena_id)a));
     buf_addf(out, " %11s\n", "total");
@@ -66,20 +77,23 @@ static int all_ranks(const struct config *c, const struct mesh *m, struct buf *o
 
 static int run(struct config *c, int argc, char **argv, struct trainer *t, struct err *e)
 {
-    struct config_extra extra[] = {{.name = "steps"}, {.name = "params"}, {.name = "timeline"}, {.name = "predict"}, {.name = "measure"}, {.name = "flops"},
-                                   {.name = "attention"}, {.name = "bandwidth"}, {.name = "link_gbps"}, {.name = "link_us"}, {.name = "node_gbps"},
-                                   {.name = "node_gpus"}, {.name = "beside"}, {.name = "memory"}};
+    struct config_extra extra[] = {
+        {.name = "steps"},     {.name = "params"},    {.name = "timeline"},  {.name = "predict"},   {.name = "measure"},
+        {.name = "flops"},     {.name = "attention"}, {.name = "bandwidth"}, {.name = "link_gbps"}, {.name = "link_us"},
+        {.name = "node_gbps"}, {.name = "node_gpus"}, {.name = "beside"},    {.name = "memory"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     bool steps = false, params = false;
     TRY(cmd_config(c, argc, argv, &args, e));
     TRY(cmd_words(&args, 0, e));
-    if ((extra[0].value && !parse_bool(extra[0].value, &steps)) || (extra[1].value && !parse_bool(extra[1].value, &params)))
+    if ((extra[0].value && !parse_bool(extra[0].value, &steps)) ||
+        (extra[1].value && !parse_bool(extra[1].value, &params)))
         return err_set(e, ST_USAGE, "--steps and --params take on or off");
     TRY(cmd_finish(c, e));
     cmd_say_unused(c);
     if (extra[2].value != NULL || extra[3].value != NULL) {
-        const struct timeline_words w = {extra[2].value, extra[3].value, extra[4].value, extra[5].value, extra[6].value, extra[7].value, extra[8].value,
-                                         extra[9].value, extra[10].value, extra[11].value, extra[12].value, extra[13].value};
+        const struct timeline_words w = {extra[2].value,  extra[3].value,  extra[4].value,  extra[5].value,
+                                         extra[6].value,  extra[7].value,  extra[8].value,  extra[9].value,
+                                         extra[10].value, extra[11].value, extra[12].value, extra[13].value};
         return plan_timeline(c, &w, e);
     }
     struct rank_place place;

@@ -22,9 +22,7 @@ static int run(int argc, char **argv, struct err *e)
         if (strncmp(argv[i], "--out", 5) == 0 && (argv[i][5] == '=' || argv[i][5] == '\0')) {
             value = argv[i][5] == '=' ? argv[i] + 6 : ++i < argc ? argv[i] : "";
             if (value[0] == '\0' || out != NULL)
-                return err_set(e, ST_USAGE,
-                               out != NULL ? "--out is given twice"
-                                           : "--out needs the name of a file");
+                return err_set(e, ST_USAGE, out != NULL ? "--out is given twice" : "--out needs the name of a file");
             out = value;
         } else if (argv[i][0] == '-' && argv[i][1] != '\0') {
             err_set(e, ST_USAGE, "unknown option '%s'", argv[i]);

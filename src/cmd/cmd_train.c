@@ -8,7 +8,8 @@
 
 static const char usage[] =
     "usage: braid train [FILE.ini] [--init=HF_FOLDER] [--section.key=value ...]\n\n"
-    "Trains the configured model. With run.dir set, the folder receives config.ini, metrics.jsonl, TensorBoard events,\n"
+    "Trains the configured model. With run.dir set, the folder receives config.ini, metrics.jsonl, TensorBoard "
+    "events,\n"
     "report.html and checkpoints; the same command again continues the run from its newest checkpoint, bit for bit.\n"
     "--init starts from a Hugging Face model: its folder gives the model's options and weights.\n"
     "SIGINT, SIGTERM and SIGHUP save a checkpoint after the current step and stop.\n"
@@ -29,13 +30,15 @@ struct job {
     struct startup_watch *watch;
 };
 
-/* The checkpoint to continue: the newest intact one of the run folder, or that of run.load_step. Damaged ones are named,
- * and where there are only such, that is an error: a run never starts over because its checkpoints cannot be read. */
+/* The checkpoint to continue: the newest intact one of the run folder, or that of run.load_step. Damaged ones are
+ * named, and where there are only such, that is an error: a run never starts over because its checkpoints cannot be
+ * read. */
 static int find_resume(struct config *c, bool is_rank0, struct ckpt **out, struct err *e)
 {
     *out = NULL;
     if (c->run.dir[0] == '\0' && c->run.load_step >= 0)
-        return err_set(e, ST_USAGE, "run.load_step=%lld continues a run, and run.dir is not set", (long long)c->run.load_step);
+        return err_set(e, ST_USAGE, "run.load_step=%lld continues a run, and run.dir is not set",
+                       (long long)c->run.load_step);
     if (c->run.dir[0] == '\0' || c->run.resume == CFG_RESUME_NEVER)
         return ST_OK;
     struct buf damage, changes;
@@ -56,7 +59,8 @@ static int find_resume(struct config *c, bool is_rank0, struct ckpt **out, struc
         if (st == ST_OK)
             st = tokenizer_check_resume(c, *out, e);
         if (st == ST_OK && is_rank0)
-            fprintf(stderr, "continuing %s at step %lld\n%s", c->run.dir, (long long)ckpt_step(*out), changes.text ? changes.text : "");
+            fprintf(stderr, "continuing %s at step %lld\n%s", c->run.dir, (long long)ckpt_step(*out),
+                    changes.text ? changes.text : "");
     }
     buf_release(&changes);
     buf_release(&damage);
@@ -96,11 +100,12 @@ static void announce(const struct trainer *t)
     dataset_describe(t->train_data, &text);
     const struct mesh *m = &t->model.mesh;
     if (m->world > 1)
-        fprintf(stderr, "%d ranks (%s): %d data-parallel, %d pipeline stages, experts over %d\n", m->world, comm_kind_name(world_kind(t->world)),
-                m->dp, m->pp, m->ep);
+        fprintf(stderr, "%d ranks (%s): %d data-parallel, %d pipeline stages, experts over %d\n", m->world,
+                comm_kind_name(world_kind(t->world)), m->dp, m->pp, m->ep);
     fprintf(stderr, "%s\nmodel %s: %s parameters%s, %s planned and allocated\n%s", t->dev.name, t->cfg->model.pattern,
-            human_count((double)param_table_elems(&t->model.params), count, sizeof count), m->world > 1 ? " on this rank" : "",
-            human_bytes((double)bytes, memory, sizeof memory), text.text ? text.text : "");
+            human_count((double)param_table_elems(&t->model.params), count, sizeof count),
+            m->world > 1 ? " on this rank" : "", human_bytes((double)bytes, memory, sizeof memory),
+            text.text ? text.text : "");
     buf_clear(&text);
     model_print_kernels(t->cfg, &t->dev, &text);
     if (groups_print(&t->model, &text, &e) != ST_OK)
@@ -126,7 +131,8 @@ static int start_folder(struct trainer *t, struct err *e)
     bool over = c->run.resume == CFG_RESUME_NEVER;
     int st = ckpt_set_aside(c->run.dir, over ? -1 : t->step, &to, &moved, e);
     if (moved > 0)
-        fprintf(stderr, "moved %d %s checkpoint%s to %s\n", moved, over ? "earlier" : "later", moved == 1 ? "" : "s", to);
+        fprintf(stderr, "moved %d %s checkpoint%s to %s\n", moved, over ? "earlier" : "later", moved == 1 ? "" : "s",
+                to);
     free(to);
     return st;
 }
@@ -151,7 +157,8 @@ static int train(struct trainer *t, const struct rank_place *place, const struct
     if (t->step < c->train.steps)
         return trainer_run(t, e);
     if (trainer_is_rank0(t))
-        fprintf(stderr, "nothing to do: %lld of %lld steps are done; raise train.steps to go on\n", (long long)t->step, (long long)c->train.steps);
+        fprintf(stderr, "nothing to do: %lld of %lld steps are done; raise train.steps to go on\n", (long long)t->step,
+                (long long)c->train.steps);
     return ST_OK;
 }
 

@@ -1,4 +1,5 @@
-/* braid verify: a small model of the configured kind, run on every mesh and schedule the config allows, compared with one plain rank. */
+/* braid verify: a small model of the configured kind, run on every mesh and schedule the config allows, compared with
+ * one plain rank. */
 #include "cmd/cmd.h"
 #include "train/verify.h"
 
@@ -8,11 +9,15 @@
 
 static const char usage[] =
     "usage: braid verify [FILE.ini] [--section.key=value ...] [--only=TEXT] [--all=on]\n\n"
-    "Shrinks the configured model (same kinds of layers, joints, routers and losses, small numbers) and trains it for two steps by\n"
-    "one plain rank and by thread ranks: data, pipeline and expert parallel, every schedule, recompute, delayed weight gradients. In\n"
-    "double precision, so that another order of sums differs by 1e-15 and a mistake does not. Prints a table; exits 1 if a variant\n"
+    "Shrinks the configured model (same kinds of layers, joints, routers and losses, small numbers) and trains it for "
+    "two steps by\n"
+    "one plain rank and by thread ranks: data, pipeline and expert parallel, every schedule, recompute, delayed weight "
+    "gradients. In\n"
+    "double precision, so that another order of sums differs by 1e-15 and a mistake does not. Prints a table; exits 1 "
+    "if a variant\n"
     "differs by more than 1e-9. --only takes variants whose name contains TEXT.\n"
-    "Beside the variants with names of their own, so many combinations are taken that every pair of options is among them; with --all=on all.\n";
+    "Beside the variants with names of their own, so many combinations are taken that every pair of options is among "
+    "them; with --all=on all.\n";
 static const char own_options[] = "model.pattern model.layers model.mhc_streams model.experts";
 
 static void show_row(const struct verify_row *r)
@@ -24,7 +29,8 @@ static void show_row(const struct verify_row *r)
         printf("equal but for the order of sums: %-7.1e %10s", r->grad > r->param ? r->grad : r->param, "");
         break;
     case VERIFY_DIFFERS:
-        printf("DIFFERS: loss %.1e, norm %.1e, gradient %.1e, parameter %.1e\n%64slargest in %s ", r->loss, r->norm, r->grad, r->param, "", r->where);
+        printf("DIFFERS: loss %.1e, norm %.1e, gradient %.1e, parameter %.1e\n%64slargest in %s ", r->loss, r->norm,
+               r->grad, r->param, "", r->where);
         break;
     case VERIFY_REFUSED: printf("refused: %s ", r->why.msg); break;
     }
@@ -36,7 +42,8 @@ struct counts {
     int run, failed;
 };
 
-static int run_variants(struct verify *v, const struct config *small, const struct verify_case *variants, int n, const char *only, struct counts *k, struct err *e)
+static int run_variants(struct verify *v, const struct config *small, const struct verify_case *variants, int n,
+                        const char *only, struct counts *k, struct err *e)
 {
     for (int i = 0; i < n; i++) {
         struct verify_row row;
@@ -74,7 +81,8 @@ static int run_all(const struct config *small, const char *only, bool all, int *
     return st;
 }
 
-static int run(struct config *c, struct config *small, const char *dir, int argc, char **argv, int *failed, struct err *e)
+static int run(struct config *c, struct config *small, const char *dir, int argc, char **argv, int *failed,
+               struct err *e)
 {
     struct config_extra extra[] = {{.name = "only"}, {.name = "all"}};
     bool all = false;
@@ -86,12 +94,15 @@ static int run(struct config *c, struct config *small, const char *dir, int argc
     TRY(cmd_finish(c, e));
     cmd_say_unused(c);
     TRY(verify_config(small, c, dir, e));
-    printf("model: %s, pattern %s, as small as %s\n", args.ini != NULL ? args.ini : "defaults", c->model.pattern, small->model.pattern);
+    printf("model: %s, pattern %s, as small as %s\n", args.ini != NULL ? args.ini : "defaults", c->model.pattern,
+           small->model.pattern);
     if (c->model.global_aux_loss > 0 && (c->model.aux_loss > 0 || c->model.router_capacity > 0))
-        printf("left out: model.aux_loss and model.router_capacity, which are about one microbatch; model.global_aux_loss is about a step. "
+        printf("left out: model.aux_loss and model.router_capacity, which are about one microbatch; "
+               "model.global_aux_loss is about a step. "
                "Verify them with --model.global_aux_loss=0.\n");
     if (c->model.global_aux_loss > 0)
-        printf("model.global_aux_loss balances what is known of a step: D data-parallel ranks are compared with one whose microbatches are D "
+        printf("model.global_aux_loss balances what is known of a step: D data-parallel ranks are compared with one "
+               "whose microbatches are D "
                "times as large\n");
     return run_all(small, extra[0].value, all, failed, e);
 }

@@ -37,10 +37,12 @@ static const struct command commands[] = {
 
 static void usage(FILE *out)
 {
-    fprintf(out, "braid trains language models from one C program.\n\nusage: braid COMMAND [FILE.ini] [--section.key=value ...]\n\n");
+    fprintf(out, "braid trains language models from one C program.\n\nusage: braid COMMAND [FILE.ini] "
+                 "[--section.key=value ...]\n\n");
     for (int i = 0; i < countof(commands); i++)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
-    fprintf(out, "\nEach command explains itself: braid COMMAND --help. A first run: braid train configs/demo.ini --data.train=FILE --run.dir=runs/a\n");
+    fprintf(out, "\nEach command explains itself: braid COMMAND --help. A first run: braid train configs/demo.ini "
+                 "--data.train=FILE --run.dir=runs/a\n");
 }
 
 int cmd_help(int argc, char **argv)
@@ -67,14 +69,16 @@ int cmd_help(int argc, char **argv)
     int code = cmd_explain(argv[1]);
     for (int i = 0; section && i < countof(commands); i++)
         if (strcmp(commands[i].name, argv[1]) == 0)
-            printf("\nThis is section [%s] of the options; the command explains itself: braid %s --help\n", argv[1], argv[1]);
+            printf("\nThis is section [%s] of the options; the command explains itself: braid %s --help\n", argv[1],
+                   argv[1]);
     return code;
 }
 
 /* Jansson's parser ends in an assertion when memory runs out inside of a string. */
 static void *json_memory(size_t n)
 {
-    static const char text[] = "braid: error: out of memory reading or writing JSON\n  hint: what was saved before is untouched\n";
+    static const char text[] =
+        "braid: error: out of memory reading or writing JSON\n  hint: what was saved before is untouched\n";
     void *p = malloc(n);
     if (p == NULL && n > 0) {
         ssize_t said = write(STDERR_FILENO, text, sizeof text - 1);
@@ -85,8 +89,8 @@ static void *json_memory(size_t n)
 }
 
 /* A descriptor that is closed at the start would be given to the next file that is opened, and messages would go into
- * a log or a checkpoint. In the place of standard output stands one that cannot be written, so that results which nobody
- * gets are still an error. */
+ * a log or a checkpoint. In the place of standard output stands one that cannot be written, so that results which
+ * nobody gets are still an error. */
 static bool open_standard_descriptors(void)
 {
     static const int modes[] = {[STDIN_FILENO] = O_RDONLY, [STDOUT_FILENO] = O_RDONLY, [STDERR_FILENO] = O_WRONLY};
@@ -106,7 +110,8 @@ static int check_output(int code)
         return code;
     if (errno == EPIPE)
         return 128 + SIGPIPE;
-    fprintf(stderr, "braid: error: cannot write to standard output%s%s\n", errno ? ": " : "", errno ? strerror(errno) : "");
+    fprintf(stderr, "braid: error: cannot write to standard output%s%s\n", errno ? ": " : "",
+            errno ? strerror(errno) : "");
     fprintf(stderr, "  hint: is the disk full? What was printed is incomplete\n");
     return 1;
 }

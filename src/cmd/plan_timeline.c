@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- words ------------------------------------------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 static int take_number(const char *name, const char *text, double unit, double least, double *out, struct err *e)
 {
@@ -43,7 +43,7 @@ static int set_number(struct config *c, const char *name, int64_t v, struct err 
     return config_set(c, name, text, NULL, e);
 }
 
-/* ---- measuring --------------------------------------------------------------------------------------------------------------- */
+/* ---- measuring ------------------------------------------------------------------------------- */
 
 /* The same model on one rank, one microbatch a step. */
 static int config_alone(struct config *alone, const struct config *c, struct err *e)
@@ -64,7 +64,11 @@ static int config_alone(struct config *alone, const struct config *c, struct err
     TRY(config_set(alone, "parallel.overlap", "none", NULL, e));
     TRY(config_set(alone, "parallel.ranks", "1", NULL, e));
     TRY(set_number(alone, "train.global_batch", c->train.micro_batch, e));
-    TRY(config_set(alone, "run.device", c->run.device == CFG_DEVICE_CUDA ? "cuda" : c->run.device == CFG_DEVICE_REF ? "ref" : "cpu", NULL, e));
+    TRY(config_set(alone, "run.device",
+                   c->run.device == CFG_DEVICE_CUDA  ? "cuda"
+                   : c->run.device == CFG_DEVICE_REF ? "ref"
+                                                     : "cpu",
+                   NULL, e));
     TRY(set_number(alone, "run.threads", c->run.threads, e));
     return config_finish(alone, e);
 }
@@ -87,7 +91,7 @@ static int measure(struct node_times **out, const struct config *c, struct err *
     return st;
 }
 
-/* ---- one mesh ------------------------------------------------------------------------------------------------------------------ */
+/* ---- one mesh -------------------------------------------------------------------------------- */
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -108,7 +112,8 @@ static int show(const struct timeline *tl, const char *file, struct err *e)
     if (st == ST_OK)
         st = file_write_atomic(file, picture.text, picture.len, e);
     if (st == ST_OK)
-        printf("%s\n%s: %s\n", text.text, file, ends_with(file, ".json") ? "open it in ui.perfetto.dev" : "open it in a browser");
+        printf("%s\n%s: %s\n", text.text, file,
+               ends_with(file, ".json") ? "open it in ui.perfetto.dev" : "open it in a browser");
     buf_release(&text);
     buf_release(&picture);
     return st;
@@ -122,7 +127,8 @@ static int one_mesh(struct config *c, const struct timeline_words *w, const stru
     if (w->measure != NULL && !parse_bool(w->measure, &on))
         return err_set(e, ST_USAGE, "--measure takes on or off");
     if (!ends_with(w->file, ".svg") && !ends_with(w->file, ".json"))
-        return err_set(e, ST_USAGE, "--timeline=%s: the name must end in .svg (a picture) or .json (a trace for Perfetto)", w->file);
+        return err_set(e, ST_USAGE,
+                       "--timeline=%s: the name must end in .svg (a picture) or .json (a trace for Perfetto)", w->file);
     int st = on ? measure(&times, c, e) : ST_OK;
     if (st == ST_OK)
         st = timeline_open(&tl, c, m, times, e);
@@ -133,7 +139,7 @@ static int one_mesh(struct config *c, const struct timeline_words *w, const stru
     return st;
 }
 
-/* ---- a table of meshes ----------------------------------------------------------------------------------------------------------- */
+/* ---- a table of meshes ----------------------------------------------------------------------- */
 
 enum { MOST_MESHES = 32, MOST_STAGES = 64, VARIANTS = 4 };
 struct shape {
@@ -142,7 +148,8 @@ struct shape {
 struct variant {
     const char *name, *overlap, *delay;
 };
-static const struct variant variants[VARIANTS] = {{"none", "none", "off"}, {"none, dW delayed", "none", "on"}, {"ep", "ep", "off"}, {"ep, dW delayed", "ep", "on"}};
+static const struct variant variants[VARIANTS] = {
+    {"none", "none", "off"}, {"none, dW delayed", "none", "on"}, {"ep", "ep", "off"}, {"ep, dW delayed", "ep", "on"}};
 
 /* Results for the microbatches of a step, which depend on the stage but not on how many others do the same. */
 struct found {
@@ -160,7 +167,8 @@ static int parse_shapes(const char *text, struct shape *list, int *n, struct err
     for (const char *p = text; *p != '\0' && *n < MOST_MESHES;) {
         struct shape s;
         int used = 0;
-        if (sscanf(p, "%d:%dx%dx%d%n", &s.gpus, &s.pp, &s.vpp, &s.ep, &used) != 4 || s.gpus < 1 || s.pp < 1 || s.vpp < 1 || s.ep < 1 || s.pp > MOST_STAGES) {
+        if (sscanf(p, "%d:%dx%dx%d%n", &s.gpus, &s.pp, &s.vpp, &s.ep, &used) != 4 || s.gpus < 1 || s.pp < 1 ||
+            s.vpp < 1 || s.ep < 1 || s.pp > MOST_STAGES) {
             err_set(e, ST_USAGE, "--predict=%s: '%s' is not GPUS:PPxVPPxEP", text, p);
             return err_hint(e, "for instance --predict=64:4x2x16,128:4x2x32");
         }
@@ -191,14 +199,17 @@ static int default_shapes(const struct config *c, struct shape *list, int *n, st
 
 static int micros_of(const struct shape *s) { return s->pp > 1 ? 4 * s->pp : 8; }
 
-/* What the two all-to-alls of a layer's forward pass take, as FLOPs of a token; half of it, since schedules hide some. */
+/* What the two all-to-alls of a layer's forward pass take, as FLOPs of a token; half of it, since schedules hide some.
+ * */
 static double exchange_work(const struct config *c, const struct machine *m, int ep)
 {
-    double tokens = (double)(c->train.micro_batch * c->train.seq), bytes = tokens * (double)(c->model.topk * c->model.hidden) * 2;
+    double tokens = (double)(c->train.micro_batch * c->train.seq),
+           bytes = tokens * (double)(c->model.topk * c->model.hidden) * 2;
     return machine_exchange(m, ep, bytes) * m->flops / tokens;
 }
 
-static int set_shape(struct config *c, const char *pattern, const struct machine *m, const struct shape *s, int micros, struct err *e)
+static int set_shape(struct config *c, const char *pattern, const struct machine *m, const struct shape *s, int micros,
+                     struct err *e)
 {
     struct buf cut;
     buf_init(&cut, 0);
@@ -226,7 +237,8 @@ static void add_up(const struct timeline *tl, double *exposed, double *bubble)
     }
 }
 
-static int predict_train(struct config *c, const struct variant *variant, const struct machine *m, struct found *f, struct err *e)
+static int predict_train(struct config *c, const struct variant *variant, const struct machine *m, struct found *f,
+                         struct err *e)
 {
     struct timeline tl = {0};
     *f = (struct found){0};
@@ -244,7 +256,8 @@ static int predict_train(struct config *c, const struct variant *variant, const 
 }
 
 /* The update of this mesh after the microbatches of any of its size. */
-static int predict_update(struct config *c, const struct machine *m, const struct found *train, struct result *out, struct err *e)
+static int predict_update(struct config *c, const struct machine *m, const struct found *train, struct result *out,
+                          struct err *e)
 {
     struct timeline tl = {0};
     TRY(config_set(c, "parallel.overlap", "none", NULL, e));
@@ -254,7 +267,8 @@ static int predict_update(struct config *c, const struct machine *m, const struc
         add_up(&tl, &exposed, &bubble);
         out[w] = (struct result){.seconds = total, .exposed = exposed / total, .bubble = bubble / total};
         for (int r = 0; r < tl.n; r++)
-            out[w].memory = max_i64(out[w].memory, tl.rank[r].persistent + train[w].working[tl.rank[r].t.model.mesh.pp_rank]);
+            out[w].memory =
+                max_i64(out[w].memory, tl.rank[r].persistent + train[w].working[tl.rank[r].t.model.mesh.pp_rank]);
     }
     timeline_close(&tl);
     return st;
@@ -265,17 +279,20 @@ static double model_tflops(const struct config *c, double seconds, int gpus, str
     struct pattern p;
     if (pattern_parse(&p, c->model.pattern, e) != ST_OK)
         return 0;
-    return 3 * model_flops_per_token(c, &p, c->train.seq) * (double)(c->train.global_batch * c->train.seq) / seconds / gpus * 1e-12;
+    return 3 * model_flops_per_token(c, &p, c->train.seq) * (double)(c->train.global_batch * c->train.seq) / seconds /
+           gpus * 1e-12;
 }
 
-static void print_row(const struct config *c, const struct machine *m, const struct shape *s, int micros, const struct result *r, struct err *e)
+static void print_row(const struct config *c, const struct machine *m, const struct shape *s, int micros,
+                      const struct result *r, struct err *e)
 {
     char mesh[48];
     snprintf(mesh, sizeof mesh, "PP%d VPP%d EP%d DP%d", s->pp, s->vpp, s->ep, s->gpus / s->pp);
     printf("%5d  %-22s %3d", s->gpus, mesh, micros);
     for (int w = 0; w < VARIANTS; w++)
-        printf(" | %8.0f %5.0f %4.0f%% %4.0f%% %4.0f%s", r[w].seconds * 1e3, model_tflops(c, r[w].seconds, s->gpus, e), 100 * r[w].exposed, 100 * r[w].bubble,
-               (double)r[w].memory * 1e-9, (double)r[w].memory > m->memory ? "!" : " ");
+        printf(" | %8.0f %5.0f %4.0f%% %4.0f%% %4.0f%s", r[w].seconds * 1e3, model_tflops(c, r[w].seconds, s->gpus, e),
+               100 * r[w].exposed, 100 * r[w].bubble, (double)r[w].memory * 1e-9,
+               (double)r[w].memory > m->memory ? "!" : " ");
     printf(" | %.2fx\n", r[0].seconds / r[VARIANTS - 1].seconds);
     fflush(stdout);
 }
@@ -287,10 +304,14 @@ static void print_head(const struct config *c, const struct machine *m)
     buf_addf(&out, "PREDICTION for %s\n", c->model.pattern);
     machine_print(m, false, &out);
     buf_addf(&out,
-             "each step: microbatches (mb) of %lld x %lld on every data-parallel rank, then the update; one rank of each stage is planned and simulated node by\n"
-             "node, the others do the same beside it. The program's own schedules and messages: gradients of a unit are\n"
-             "reduced under the backward pass of the last microbatch, its weights gathered under the forward pass of the first (parallel.zero = 1).\n"
-             "columns of each schedule: ms/step, model TFLOP/s of a GPU, exposed communication, bubble, GB of the fullest GPU (!: more than %.0f)\n\n%5s  %-22s %3s",
+             "each step: microbatches (mb) of %lld x %lld on every data-parallel rank, then the update; one rank of "
+             "each stage is planned and simulated node by\n"
+             "node, the others do the same beside it. The program's own schedules and messages: gradients of a unit "
+             "are\n"
+             "reduced under the backward pass of the last microbatch, its weights gathered under the forward pass of "
+             "the first (parallel.zero = 1).\n"
+             "columns of each schedule: ms/step, model TFLOP/s of a GPU, exposed communication, bubble, GB of the "
+             "fullest GPU (!: more than %.0f)\n\n%5s  %-22s %3s",
              (long long)c->train.micro_batch, (long long)c->train.seq, m->memory * 1e-9, "GPUs", "mesh", "mb");
     for (int w = 0; w < VARIANTS; w++)
         buf_addf(&out, " | %-31s", variants[w].name);
@@ -300,8 +321,8 @@ static void print_head(const struct config *c, const struct machine *m)
     buf_release(&out);
 }
 
-/* The microbatches are those of the mesh before where only the number of data-parallel ranks differs, and is so large, for experts too, that a
- * rank sends and receives about the whole of what is reduced and gathered. */
+/* The microbatches are those of the mesh before where only the number of data-parallel ranks differs, and is so large,
+ * for experts too, that a rank sends and receives about the whole of what is reduced and gathered. */
 static bool same_train(const struct machine *m, const struct shape *a, const struct shape *b)
 {
     const struct shape *least = a->gpus < b->gpus ? a : b;

@@ -3,16 +3,19 @@
 
 #include <stdlib.h>
 
-/* ---- which world --------------------------------------------------------------------------------------------------------- */
+/* ---- which world ----------------------------------------------------------------------------- */
 
-static const char *config_word(const struct config *c, struct buf *b) { return config_value_text(c, "parallel.comm", b); }
+static const char *config_word(const struct config *c, struct buf *b)
+{
+    return config_value_text(c, "parallel.comm", b);
+}
 
 static int refuse(const struct config *c, const struct launch *l, const char *why, struct err *e)
 {
     struct buf b;
     buf_init(&b, 0);
-    err_set(e, ST_USAGE, "parallel.comm=%s, but %s (launcher: %s, %d ranks; parallel.ranks = %lld)", config_word(c, &b), why, l->by, l->size,
-            (long long)c->parallel.ranks);
+    err_set(e, ST_USAGE, "parallel.comm=%s, but %s (launcher: %s, %d ranks; parallel.ranks = %lld)", config_word(c, &b),
+            why, l->by, l->size, (long long)c->parallel.ranks);
     buf_release(&b);
     return e->code;
 }
@@ -56,7 +59,7 @@ int cmd_count_ranks(struct config *c, struct cmd_ranks *r, struct err *e)
     return r->ranks > 1 && c->parallel.ranks == 0 ? config_set_auto(c, "parallel.ranks", r->ranks, e) : ST_OK;
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------------------ */
+/* ---- running --------------------------------------------------------------------------------- */
 
 struct job {
     const struct config *cfg;
@@ -65,7 +68,8 @@ struct job {
     void *ctx;
 };
 
-/* Options of the invocation (a GPU's number, a trace) may differ; ranks that were told different things about the run may not. */
+/* Options of the invocation (a GPU's number, a trace) may differ; ranks that were told different things about the run
+ * may not. */
 static int check_same(struct world *w, const struct config *c, struct err *e)
 {
     struct buf text;
@@ -86,21 +90,27 @@ static int rank_main(struct world *w, void *ctx, struct err *e)
     struct rank_place place = place_alone(); /* of threads: all on one GPU */
     int st = threads ? ST_OK : check_same(w, j->cfg, e);
     if (st == ST_OK)
-        st = place_open(&place, j->cfg, w, threads ? 0 : l->local_rank, threads ? world_size(w) : (int)max_i64(l->local_size, 1), e);
+        st = place_open(&place, j->cfg, w, threads ? 0 : l->local_rank,
+                        threads ? world_size(w) : (int)max_i64(l->local_size, 1), e);
     if (st == ST_OK)
         st = j->fn(&place, j->ctx, e);
     place_close(&place);
     return st;
 }
 
-int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r, int (*fn)(const struct rank_place *place, void *ctx, struct err *e), void *ctx,
-                  struct err *e)
+int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r,
+                  int (*fn)(const struct rank_place *place, void *ctx, struct err *e), void *ctx, struct err *e)
 {
     struct job j = {.cfg = c, .ranks = r, .fn = fn, .ctx = ctx};
     char *board = c->run.dir[0] != '\0' ? path_join(c->run.dir, "ranks.board") : NULL;
-    struct world_opts o = {.kind = r->kind, .ranks = r->ranks, .timeout = c->parallel.timeout, .board = board,
-                           .port = (int)c->parallel.port, .secret = c->parallel.secret,
-                           .loop_rate = c->parallel.loop_gbps * 1e9, .loop_latency = c->parallel.loop_us * 1e-6,
+    struct world_opts o = {.kind = r->kind,
+                           .ranks = r->ranks,
+                           .timeout = c->parallel.timeout,
+                           .board = board,
+                           .port = (int)c->parallel.port,
+                           .secret = c->parallel.secret,
+                           .loop_rate = c->parallel.loop_gbps * 1e9,
+                           .loop_latency = c->parallel.loop_us * 1e-6,
                            .loop_ranks = (int)c->parallel.loop_ranks};
     struct world *w = NULL;
     int st;
@@ -129,7 +139,12 @@ int cmd_tell_ranks(const struct config *c, int status, struct err *e)
     if (launch_detect(&l, NULL) != ST_OK || l.size < 2)
         return status;
     /* A config that was read only in part may lack these; then so it is on the other ranks, which read the same one. */
-    const struct world_opts o = {.kind = l.kind, .timeout = 60, .port = (int)c->parallel.port, .secret = c->parallel.secret, .status = status, .why = &why};
+    const struct world_opts o = {.kind = l.kind,
+                                 .timeout = 60,
+                                 .port = (int)c->parallel.port,
+                                 .secret = c->parallel.secret,
+                                 .status = status,
+                                 .why = &why};
     world_open(&w, &o, e);
     world_close(w);
     return status;

@@ -31,7 +31,7 @@ static const char script[] =
     "    logits = model(tokens, use_cache=False).logits.float().contiguous()\n"
     "save_file({'tokens': tokens.int(), 'logits': logits}, out)\n";
 
-/* ---- transformers --------------------------------------------------------------------------------------------- */
+/* ---- transformers ---------------------------------------------------------------------------- */
 
 /* The last words of a program that failed: its reason. */
 static int python_failed(const char *python, const char *log, struct err *e)
@@ -79,7 +79,7 @@ static int run_python(const char *python, const char *folder, const char *out, c
     return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? ST_OK : python_failed(python, log, e);
 }
 
-/* ---- comparison ----------------------------------------------------------------------------------------------- */
+/* ---- comparison ------------------------------------------------------------------------------ */
 
 static int compare(const struct hf_check *k, struct config *c, const char *golden, struct probe_difference *d,
                    struct err *e)

@@ -1,5 +1,6 @@
-/* The board: every rank's place, written before it can block, and which rank is responsible when a wait lasts too long. Ranks of one
- * process share memory; others share a file of fixed-size records, which a stopped or killed rank leaves behind. */
+/* The board: every rank's place, written before it can block, and which rank is responsible when a wait lasts too long.
+ * Ranks of one process share memory; others share a file of fixed-size records, which a stopped or killed rank leaves
+ * behind. */
 #include "comm/comm_int.h"
 #include "base/stop.h"
 
@@ -59,7 +60,8 @@ void board_write(struct world *w)
 
 static void end_text(struct board_entry *x)
 {
-    x->host[sizeof x->host - 1] = x->group[sizeof x->group - 1] = x->what[sizeof x->what - 1] = x->why[sizeof x->why - 1] = '\0';
+    x->host[sizeof x->host - 1] = x->group[sizeof x->group - 1] = x->what[sizeof x->what - 1] =
+        x->why[sizeof x->why - 1] = '\0';
 }
 
 bool board_read(struct world *w, int rank, struct board_entry *out)
@@ -109,7 +111,7 @@ void world_at_step(struct world *w, int64_t step)
         w->board.mine.state = RANK_AT_WORK;
 }
 
-/* ---- waiting ------------------------------------------------------------------------------------------------------------ */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 struct wait wait_begin(void)
 {
@@ -163,7 +165,9 @@ static void describe(struct world *w, int rank, struct buf *b)
     case RANK_FAILED:
     case RANK_FOLLOWED: buf_addf(b, "failed %.1f s ago: %s", ago, x.why); break;
     case RANK_ENDED: buf_addf(b, "ended %.1f s ago, after '%s'", ago, name); break;
-    default: buf_addf(b, "past collective %lld '%s' of group %s since %.1f s, computing, stopped or dead", (long long)x.number, name, x.group, ago);
+    default:
+        buf_addf(b, "past collective %lld '%s' of group %s since %.1f s, computing, stopped or dead",
+                 (long long)x.number, name, x.group, ago);
     }
 }
 
@@ -192,10 +196,13 @@ static int blame(struct comm *c, const struct wait *t, const int *missing, int n
     if (n_cause == 1 && n == 1 && cause[0] != missing[0])
         buf_addf(&b, "; rank %d waits for it", missing[0]);
     const struct board_entry *m = &w->board.mine;
-    err_set(e, ST_PEER, "rank %d waited %.1f s at step %lld in collective %lld '%s' of group %s for %s", w->rank, time_now() - t->start,
-            (long long)m->step, (long long)m->number, m->what, m->group, b.text != NULL ? b.text : "others");
+    err_set(e, ST_PEER, "rank %d waited %.1f s at step %lld in collective %lld '%s' of group %s for %s", w->rank,
+            time_now() - t->start, (long long)m->step, (long long)m->number, m->what, m->group,
+            b.text != NULL ? b.text : "others");
     buf_release(&b);
-    err_hint(e, "look at that rank's output; parallel.timeout (%g s) is how long ranks wait; the last checkpoint is intact", w->timeout);
+    err_hint(
+        e, "look at that rank's output; parallel.timeout (%g s) is how long ranks wait; the last checkpoint is intact",
+        w->timeout);
     w->board.mine.waits_for = n_cause > 0 ? cause[0] : -1;
     board_state(w, RANK_GAVE_UP, e != NULL ? e->msg : "");
     return ST_PEER;
@@ -211,14 +218,16 @@ static int others_stopped(struct comm *c, const struct wait *t, const int *missi
             continue;
         if (x.state == RANK_FAILED) {
             board_state(w, RANK_FOLLOWED, x.why);
-            return err_set(e, ST_PEER, "rank %d stopped: rank %d failed at step %lld: %s", w->rank, r, (long long)x.step, x.why);
+            return err_set(e, ST_PEER, "rank %d stopped: rank %d failed at step %lld: %s", w->rank, r,
+                           (long long)x.step, x.why);
         }
         if (x.state == RANK_GAVE_UP && x.step <= w->board.mine.step + 1)
             return blame(c, t, missing, n, e);
         for (int i = 0; i < n; i++)
             if (missing[i] == r && x.state == RANK_ENDED) {
                 board_state(w, RANK_FOLLOWED, "a rank it waited for had ended");
-                return err_set(e, ST_PEER, "rank %d waits at step %lld in '%s' of group %s for rank %d, which has ended", w->rank,
+                return err_set(e, ST_PEER,
+                               "rank %d waits at step %lld in '%s' of group %s for rank %d, which has ended", w->rank,
                                (long long)w->board.mine.step, w->board.mine.what, w->board.mine.group, r);
             }
     }
@@ -242,8 +251,9 @@ static bool is_halted(struct world *w, int rank)
     return state != NULL && state[1] == ' ' && strchr("TtZX", state[2]) != NULL;
 }
 
-/* A stop signal is answered after the step, when all ranks have agreed. A rank whose peer is stopped or dead does not get there, nor does one
- * that waits much longer; launchers kill after half a minute, with nothing said. Threads end with their process. */
+/* A stop signal is answered after the step, when all ranks have agreed. A rank whose peer is stopped or dead does not
+ * get there, nor does one that waits much longer; launchers kill after half a minute, with nothing said. Threads end
+ * with their process. */
 static int check_stop(struct comm *c, struct wait *t, const int *missing, int n, struct err *e)
 {
     struct world *w = c->world;
@@ -260,8 +270,8 @@ static int check_stop(struct comm *c, struct wait *t, const int *missing, int n,
     buf_init(&b, 0);
     if (n > 0)
         describe(w, missing[0], &b);
-    err_set(e, ST_PEER, "rank %d was told to stop at step %lld while it waited in '%s' of group %s for %s", w->rank, (long long)w->board.mine.step,
-            w->board.mine.what, w->board.mine.group, b.text != NULL ? b.text : "others");
+    err_set(e, ST_PEER, "rank %d was told to stop at step %lld while it waited in '%s' of group %s for %s", w->rank,
+            (long long)w->board.mine.step, w->board.mine.what, w->board.mine.group, b.text != NULL ? b.text : "others");
     buf_release(&b);
     board_state(w, RANK_GAVE_UP, e != NULL ? e->msg : "");
     return ST_PEER;

@@ -1,4 +1,5 @@
-/* Collectives: each becomes one exchange of bytes between all members, then, for reductions, our own sum in rank order. */
+/* Collectives: each becomes one exchange of bytes between all members, then, for reductions, our own sum in rank order.
+ * */
 #include "comm/comm_int.h"
 #include "comm/gpu_int.h"
 
@@ -25,14 +26,15 @@ int move_own_parts(struct comm *c, struct lane *l, const struct exchange *x, str
         while (at < x->n && (x->part[at].peer != c->rank || x->part[at].recv == NULL))
             at++;
         if (at == x->n || x->part[at].recv_bytes != to->send_bytes)
-            return err_set(e, ST_INTERNAL, "%s: rank %d sends itself %lld bytes and takes %lld", x->what, c->world->rank,
-                           (long long)to->send_bytes, at == x->n ? 0LL : (long long)x->part[at].recv_bytes);
+            return err_set(e, ST_INTERNAL, "%s: rank %d sends itself %lld bytes and takes %lld", x->what,
+                           c->world->rank, (long long)to->send_bytes,
+                           at == x->n ? 0LL : (long long)x->part[at].recv_bytes);
         TRY(move_bytes(l, x->part[at++].recv, to->send, to->send_bytes, e));
     }
     return ST_OK;
 }
 
-/* ---- what is queued until the exchange ------------------------------------------------------------------------------ */
+/* ---- what is queued until the exchange ------------------------------------------------------- */
 
 /* A message of no bytes is one all the same; it needs an address that is not NULL. */
 static int add_part(struct comm *c, struct part p, struct err *e)
@@ -43,7 +45,8 @@ static int add_part(struct comm *c, struct part p, struct err *e)
     return ST_OK;
 }
 static const void *some(const void *p, struct comm *c) { return p != NULL ? p : (const void *)c; }
-static int add_both(struct comm *c, int peer, const void *send, int64_t send_bytes, void *recv, int64_t recv_bytes, struct err *e)
+static int add_both(struct comm *c, int peer, const void *send, int64_t send_bytes, void *recv, int64_t recv_bytes,
+                    struct err *e)
 {
     return add_part(c, (struct part){peer, some(send, c), send_bytes, (void *)some(recv, c), recv_bytes}, e);
 }
@@ -90,7 +93,8 @@ static int sum_one(struct lane *l, const struct pending *p)
     if (tensor_elems(&p->out) == 0)
         return ST_OK;
     if (on_gpu(l))
-        return p->bf16 ? gpu_comm_sum_bf16(l, &p->out, p->pieces, p->n_pieces, p->add) : gpu_comm_sum(l, &p->out, p->pieces, p->n_pieces);
+        return p->bf16 ? gpu_comm_sum_bf16(l, &p->out, p->pieces, p->n_pieces, p->add)
+                       : gpu_comm_sum(l, &p->out, p->pieces, p->n_pieces);
     if (p->bf16)
         sum_bf16_pieces(&p->out, p->pieces, p->n_pieces, p->add);
     else
@@ -136,15 +140,15 @@ int comm_group_end(struct comm *c, struct lane *l)
     return finish(c, l, OP_GROUP, o->group_what);
 }
 
-/* ---- the collectives ---------------------------------------------------------------------------------------------------- */
+/* ---- the collectives ------------------------------------------------------------------------- */
 
 static bool can_sum(enum dtype t) { return t == DT_F64 || t == DT_F32 || t == DT_BF16 || t == DT_I32 || t == DT_I64; }
 static bool moves(const struct comm *c) { return comm_moves(c, c->world->on_lane); }
 static int piece_bytes(const struct comm *c, const char *what, const struct tensor *t, int64_t piece, struct err *e)
 {
     if (piece < 0 || tensor_elems(t) > piece * c->size)
-        return err_set(e, ST_INTERNAL, "%s: %d pieces of %lld elements do not cover %lld", what, c->size, (long long)piece,
-                       (long long)tensor_elems(t));
+        return err_set(e, ST_INTERNAL, "%s: %d pieces of %lld elements do not cover %lld", what, c->size,
+                       (long long)piece, (long long)tensor_elems(t));
     return ST_OK;
 }
 static int64_t piece_begin(const struct tensor *t, int64_t piece, int r) { return min_i64(tensor_elems(t), piece * r); }
@@ -161,11 +165,13 @@ static int check_tensor(const struct comm *c, struct lane *l, const char *what, 
 {
     char text[96];
     if (!tensor_is_dense(t))
-        return err_set(l->err, ST_INTERNAL, "%s: %s of group %s is not dense", what, tensor_text(t, text, sizeof text), c->name);
+        return err_set(l->err, ST_INTERNAL, "%s: %s of group %s is not dense", what, tensor_text(t, text, sizeof text),
+                       c->name);
     return ST_OK;
 }
 
-static int check_reduced(const struct comm *c, struct lane *l, const char *what, const struct tensor *t, const struct tensor *work, int64_t elems)
+static int check_reduced(const struct comm *c, struct lane *l, const char *what, const struct tensor *t,
+                         const struct tensor *work, int64_t elems)
 {
     char text[96];
     TRY(check_tensor(c, l, what, t));
@@ -219,7 +225,8 @@ static int queue_bf16(struct comm *c, struct lane *l, const struct tensor *x, st
     char *in = work + c->size * s.n * SIZE;
     for (int r = 0; r < c->size; r++) {
         int64_t n = slice_size(x, s, r);
-        struct tensor to = tensor_1d(work + r * s.n * SIZE, DT_BF16, n), from = tensor_1d(slice_at(x, s, r), x->dtype, n);
+        struct tensor to = tensor_1d(work + r * s.n * SIZE, DT_BF16, n),
+                      from = tensor_1d(slice_at(x, s, r), x->dtype, n);
         TRY(n > 0 && on_gpu(l) ? gpu_comm_round(l, &to, &from) : ST_OK);
         if (!on_gpu(l))
             round_to_bf16(&to, &from);
@@ -236,37 +243,45 @@ static int queue_wide(struct comm *c, struct lane *l, const struct tensor *x, st
     return ST_OK;
 }
 
-int comm_sum_pieces(struct comm *c, struct lane *l, const char *what, const struct tensor *x, struct piece_slice s, struct tensor *out, bool add,
-                    struct tensor *work)
+int comm_sum_pieces(struct comm *c, struct lane *l, const char *what, const struct tensor *x, struct piece_slice s,
+                    struct tensor *out, bool add, struct tensor *work)
 {
-    int64_t mine = slice_size(x, s, c->rank), size = (int64_t)dtype_bytes(x->dtype), bytes = mine * size, room = comm_sum_room(c->size, s.n, x->dtype, s.bf16);
+    int64_t mine = slice_size(x, s, c->rank), size = (int64_t)dtype_bytes(x->dtype), bytes = mine * size,
+            room = comm_sum_room(c->size, s.n, x->dtype, s.bf16);
     struct tensor scratch = tensor_1d(work->data, DT_U8, tensor_bytes(work));
     TRY(check_reduced(c, l, what, x, &scratch, 0));
     TRY(piece_bytes(c, what, x, s.piece, l->err));
     if (out->dtype != x->dtype || (mine > 0 && s.from + mine > tensor_elems(out)))
         return err_set(l->err, ST_INTERNAL, "%s: the sum of a piece does not fit where it should go", what);
     if (s.n > 0 && (work->data == NULL || tensor_bytes(work) < room))
-        return err_set(l->err, ST_INTERNAL, "%s: the work area has %lld bytes, needed are %lld", what, (long long)tensor_bytes(work), (long long)room);
+        return err_set(l->err, ST_INTERNAL, "%s: the work area has %lld bytes, needed are %lld", what,
+                       (long long)tensor_bytes(work), (long long)room);
     char *sums = work->data;
     struct tensor to = tensor_1d(mine > 0 ? elem_at(out, s.from) : NULL, x->dtype, mine);
     TRY(s.bf16 ? queue_bf16(c, l, x, s, sums) : queue_wide(c, l, x, s, sums));
     if (s.bf16)
-        TRY(add_pending(c, (struct pending){.out = to, .pieces = sums + c->size * s.n * 2, .n_pieces = c->size, .bf16 = true, .add = add}, l->err));
+        TRY(add_pending(
+            c,
+            (struct pending){
+                .out = to, .pieces = sums + c->size * s.n * 2, .n_pieces = c->size, .bf16 = true, .add = add},
+            l->err));
     else
-        TRY(add_pending(c, (struct pending){.out = to, .pieces = sums + (add ? 0 : bytes), .n_pieces = c->size + add}, l->err));
+        TRY(add_pending(c, (struct pending){.out = to, .pieces = sums + (add ? 0 : bytes), .n_pieces = c->size + add},
+                        l->err));
     if (add && !s.bf16 && mine > 0) /* what is there counts as the first piece */
         TRY(move_bytes(l, sums, to.data, bytes, l->err));
     return finish_or_wait(c, l, OP_REDUCE_SCATTER, what);
 }
 
-int comm_gather_pieces(struct comm *c, struct lane *l, const char *what, const struct tensor *own, struct tensor *x, int64_t piece)
+int comm_gather_pieces(struct comm *c, struct lane *l, const char *what, const struct tensor *own, struct tensor *x,
+                       int64_t piece)
 {
     int64_t size = (int64_t)dtype_bytes(x->dtype), mine = piece_size(x, piece, c->rank);
     TRY(check_tensor(c, l, what, x));
     TRY(piece_bytes(c, what, x, piece, l->err));
     if (mine > 0 && (own->dtype != x->dtype || tensor_elems(own) != mine))
-        return err_set(l->err, ST_INTERNAL, "%s: a piece of %lld elements is to be gathered, not of %lld", what, (long long)mine,
-                       (long long)tensor_elems(own));
+        return err_set(l->err, ST_INTERNAL, "%s: a piece of %lld elements is to be gathered, not of %lld", what,
+                       (long long)mine, (long long)tensor_elems(own));
     char *place = elem_at(x, piece_begin(x, piece, c->rank));
     const char *from = mine > 0 ? own->data : place;
     if (from != place)
@@ -275,7 +290,8 @@ int comm_gather_pieces(struct comm *c, struct lane *l, const char *what, const s
         return ST_OK;
     for (int r = 0; r < c->size; r++)
         if (r != c->rank || c->world->on_lane->plays_link)
-            TRY(add_both(c, r, from, mine * size, elem_at(x, piece_begin(x, piece, r)), piece_size(x, piece, r) * size, l->err));
+            TRY(add_both(c, r, from, mine * size, elem_at(x, piece_begin(x, piece, r)), piece_size(x, piece, r) * size,
+                         l->err));
     return finish_or_wait(c, l, OP_ALL_GATHER, what);
 }
 
@@ -310,18 +326,20 @@ static int64_t buffer_rows(struct lane *l, const struct tensor *rows, int r, int
     return ((const int32_t *)rows->data)[r];
 }
 
-static int buffer_bytes(const struct comm *c, struct lane *l, const char *what, const struct tensor *t, const struct tensor *rows, int64_t *out)
+static int buffer_bytes(const struct comm *c, struct lane *l, const char *what, const struct tensor *t,
+                        const struct tensor *rows, int64_t *out)
 {
     char text[96];
     TRY(check_tensor(c, l, what, t));
     if (t->rank < 2 || t->dim[0] != c->size)
-        return err_set(l->err, ST_INTERNAL, "%s: %s is not one buffer for each of %d ranks", what, tensor_text(t, text, sizeof text), c->size);
+        return err_set(l->err, ST_INTERNAL, "%s: %s is not one buffer for each of %d ranks", what,
+                       tensor_text(t, text, sizeof text), c->size);
     int64_t cap = t->dim[1];
     for (int r = 0; r < c->size; r++) {
         int64_t n = buffer_rows(l, rows, r, cap);
         if (n < 0 || n > cap)
-            return err_set(l->err, ST_INTERNAL, "%s: %lld rows with rank %d of group %s, but a buffer holds %lld", what, (long long)n, r,
-                           c->name, (long long)cap);
+            return err_set(l->err, ST_INTERNAL, "%s: %lld rows with rank %d of group %s, but a buffer holds %lld", what,
+                           (long long)n, r, c->name, (long long)cap);
     }
     *out = cap == 0 ? 0 : tensor_bytes(t) / c->size / cap;
     return ST_OK;
@@ -334,18 +352,21 @@ int comm_all_to_all(struct comm *c, struct lane *l, const char *what, const stru
     TRY(buffer_bytes(c, l, what, send, send_rows, &row));
     TRY(buffer_bytes(c, l, what, recv, recv_rows, &row_in));
     if (row != row_in && row > 0 && row_in > 0)
-        return err_set(l->err, ST_INTERNAL, "%s: rows of %lld bytes go out, of %lld come in", what, (long long)row, (long long)row_in);
+        return err_set(l->err, ST_INTERNAL, "%s: rows of %lld bytes go out, of %lld come in", what, (long long)row,
+                       (long long)row_in);
     int64_t cap = send->dim[1], cap_in = recv->dim[1];
     for (int r = 0; r < c->size; r++) {
         char *out = (char *)send->data + r * cap * row, *in = (char *)recv->data + r * cap_in * row_in;
-        TRY(add_both(c, r, out, buffer_rows(l, send_rows, r, cap) * row, in, buffer_rows(l, recv_rows, r, cap_in) * row_in, l->err));
+        TRY(add_both(c, r, out, buffer_rows(l, send_rows, r, cap) * row, in,
+                     buffer_rows(l, recv_rows, r, cap_in) * row_in, l->err));
     }
     return finish_or_wait(c, l, OP_ALL_TO_ALL, what);
 }
 
-/* ---- between two ranks ----------------------------------------------------------------------------------------------------- */
+/* ---- between two ranks ----------------------------------------------------------------------- */
 
-static int send_to(struct comm *c, struct lane *l, const char *what, const void *data, int64_t bytes, int to, int tag, struct err *e)
+static int send_to(struct comm *c, struct lane *l, const char *what, const void *data, int64_t bytes, int to, int tag,
+                   struct err *e)
 {
     const struct message_to a = {.peer = to, .tag = tag, .bytes = bytes};
     TRY(check_member(c, what, to, e));
@@ -357,7 +378,8 @@ static int send_to(struct comm *c, struct lane *l, const char *what, const void 
     return (l != NULL ? c->world->on_lane : c->world->on_host)->send(c, l, data, &a, e);
 }
 
-static int recv_from(struct comm *c, struct lane *l, const char *what, void *data, int64_t bytes, int from, int tag, struct err *e)
+static int recv_from(struct comm *c, struct lane *l, const char *what, void *data, int64_t bytes, int from, int tag,
+                     struct err *e)
 {
     const struct message_to a = {.peer = from, .tag = tag, .bytes = bytes};
     TRY(check_member(c, what, from, e));
@@ -394,7 +416,7 @@ int comm_host_recv(struct comm *c, const char *what, void *data, int64_t bytes, 
     return recv_from(c, NULL, what, data, bytes, from, 0, e);
 }
 
-/* ---- host memory ---------------------------------------------------------------------------------------------------------------- */
+/* ---- host memory ----------------------------------------------------------------------------- */
 
 static int finish_host(struct comm *c, const char *what, struct err *e)
 {

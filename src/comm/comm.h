@@ -3,8 +3,8 @@
  * A *world* is all ranks of a run, reached by one transport: self (one rank), threads (ranks of one process), mpi,
  * nccl (GPUs; a host transport beside it for start and agreement), loop (one rank whose messages to itself cost what a
  * link would). A *comm* is a group of them. Collectives take tensors: counts and types follow from them, and differing
- * ones are an error. Every rank of a group calls the same collectives in the same order; the board (below) shows which rank did
- * not.
+ * ones are an error. Every rank of a group calls the same collectives in the same order; the board (below) shows which
+ * rank did not.
  *
  * Sums are taken in rank order on every transport, so that bits depend on the mesh alone: a reduction is an exchange of
  * pieces followed by our own sum. A transport therefore only moves bytes: exchange, send, receive.
@@ -33,31 +33,33 @@ struct comm {
     void *native;     /* the transport's own */
 };
 
-/* ---- collectives ------------------------------------------------------------------------------------------------ */
+/* ---- collectives ----------------------------------------------------------------------------- */
 
-/* what: a name for messages, "3.moe.dispatch", written to the board before the call can block. All tensors are dense. */
+/* what: a name for messages, "3.moe.dispatch", written to the board before the call can block. All tensors are dense.
+ * */
 
 /* t becomes the sum (F64, F32, BF16 summed in fp32, I32, I64) over ranks, in rank order. work: size * bytes of t; it
  * may be absent in a group of one. */
 int comm_all_reduce(struct comm *c, struct lane *l, const char *what, struct tensor *t, struct tensor *work);
-/* x [n] is cut into pieces of `piece` elements, rank r owning [r * piece, (r + 1) * piece) up to n. Of every piece, elements
- * [from, from + n): the sum over ranks of the own ones goes to the same elements of out [own piece], which may be that piece of x; add: on
- * top of what out holds. bf16: values travel rounded to bf16 and are summed in the type of x. work: comm_sum_room() bytes, other ones
- * for each call of a group. */
+/* x [n] is cut into pieces of `piece` elements, rank r owning [r * piece, (r + 1) * piece) up to n. Of every piece,
+ * elements [from, from + n): the sum over ranks of the own ones goes to the same elements of out [own piece], which may
+ * be that piece of x; add: on top of what out holds. bf16: values travel rounded to bf16 and are summed in the type of
+ * x. work: comm_sum_room() bytes, other ones for each call of a group. */
 struct piece_slice {
     int64_t piece, from, n;
     bool bf16;
 };
-int comm_sum_pieces(struct comm *c, struct lane *l, const char *what, const struct tensor *x, struct piece_slice s, struct tensor *out, bool add,
-                    struct tensor *work);
+int comm_sum_pieces(struct comm *c, struct lane *l, const char *what, const struct tensor *x, struct piece_slice s,
+                    struct tensor *out, bool add, struct tensor *work);
 int64_t comm_sum_room(int ranks, int64_t n, enum dtype type, bool bf16);
 /* Every rank's `own` piece goes to its place in x on all ranks; own may already be that place. */
-int comm_gather_pieces(struct comm *c, struct lane *l, const char *what, const struct tensor *own, struct tensor *x, int64_t piece);
+int comm_gather_pieces(struct comm *c, struct lane *l, const char *what, const struct tensor *own, struct tensor *x,
+                       int64_t piece);
 /* The same pieces: every rank's own piece of x goes to all. */
 int comm_all_gather(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece);
-/* send, recv [size, cap, ...]: buffer r goes to rank r, buffer r of recv comes from it. Of a buffer only the first rows[r] of its cap
- * rows count: send_rows, recv_rows I32 [size], in device memory, or absent (data NULL: all). A transport may move more;
- * what lies behind them in recv is undefined. */
+/* send, recv [size, cap, ...]: buffer r goes to rank r, buffer r of recv comes from it. Of a buffer only the first
+ * rows[r] of its cap rows count: send_rows, recv_rows I32 [size], in device memory, or absent (data NULL: all). A
+ * transport may move more; what lies behind them in recv is undefined. */
 int comm_all_to_all(struct comm *c, struct lane *l, const char *what, const struct tensor *send, struct tensor *recv,
                     const struct tensor *send_rows, const struct tensor *recv_rows);
 /* Several reductions or gathers between begin and end are one message per peer where the transport can do that. */
@@ -70,11 +72,13 @@ int comm_send(struct comm *c, struct lane *l, const char *what, const struct ten
 int comm_recv(struct comm *c, struct lane *l, const char *what, struct tensor *t, int from, int tag);
 
 /* Host memory, whatever the device: start-up, agreement, logs, checkpoints. */
-int comm_host_gather(struct comm *c, const char *what, const void *mine, int64_t bytes, void *all, struct err *e); /* all: size * bytes, on every rank */
+/* all: size * bytes, on every rank */
+int comm_host_gather(struct comm *c, const char *what, const void *mine, int64_t bytes, void *all, struct err *e);
 int comm_host_broadcast(struct comm *c, const char *what, void *data, int64_t bytes, int root, struct err *e);
 int comm_host_send(struct comm *c, const char *what, const void *data, int64_t bytes, int to, struct err *e);
 int comm_host_recv(struct comm *c, const char *what, void *data, int64_t bytes, int from, struct err *e);
-/* The worst status of all ranks; a rank without an error gets the message of the first rank that has one, with its number. */
+/* The worst status of all ranks; a rank without an error gets the message of the first rank that has one, with its
+ * number. */
 int comm_agree(struct comm *c, const char *what, int status, struct err *e);
 int comm_barrier(struct comm *c, const char *what, struct err *e);
 
@@ -84,14 +88,14 @@ struct comm_stats {
 };
 struct comm_stats comm_stats(const struct comm *c);
 
-/* ---- the board: where every rank is ------------------------------------------------------------------------------------- */
+/* ---- the board: where every rank is ---------------------------------------------------------- */
 
-/* Every rank writes its place before it blocks: step, what, collective number, since when. With threads in memory, else in a file
- * of the run folder (so that a stopped rank can be read by the others). A call that waits longer than the timeout ends
- * with an error that names the ranks that did not arrive: rank, step, what, since when. */
+/* Every rank writes its place before it blocks: step, what, collective number, since when. With threads in memory, else
+ * in a file of the run folder (so that a stopped rank can be read by the others). A call that waits longer than the
+ * timeout ends with an error that names the ranks that did not arrive: rank, step, what, since when. */
 void world_at_step(struct world *w, int64_t step);
 
-/* ---- worlds ---------------------------------------------------------------------------------------------------------- */
+/* ---- worlds ---------------------------------------------------------------------------------- */
 
 struct world_opts {
     enum comm_kind kind;
@@ -103,9 +107,10 @@ struct world_opts {
     const char *board;   /* file of the board; NULL or "": memory (threads) or none */
     double loop_rate;    /* loop: bytes per second, and seconds per message */
     double loop_latency;
-    int loop_ranks;      /* loop: as how many ranks one rank's exchanges count for their cost */
-    struct dev *dev;     /* nccl, loop: the GPU; may be set later by world_device */
-    int status;          /* of a process rank that failed earlier: it joins only to report that, so that rank 0 prints the error */
+    int loop_ranks;  /* loop: as how many ranks one rank's exchanges count for their cost */
+    struct dev *dev; /* nccl, loop: the GPU; may be set later by world_device */
+    /* of a process rank that failed earlier: it joins only to report that, so that rank 0 prints the error */
+    int status;
     const struct err *why;
 };
 /* Rank, size and local rank from the variables of a launcher (mpirun, srun, torchrun); kind COMM_SELF without one. A
@@ -119,39 +124,42 @@ int launch_detect(struct launch *l, struct err *e);
 
 /* self, mpi, tcp, nccl, loop. Where rank 0 has printed the error, e of the other process ranks stays clear. */
 int world_open(struct world **out, const struct world_opts *o, struct err *e);
-int world_device(struct world *w, struct dev *dev, struct err *e);             /* after the device is open */
+int world_device(struct world *w, struct dev *dev, struct err *e); /* after the device is open */
 void world_close(struct world *w);
 /* Waits for the device like dev sync, but under the timeout, and names the rank it is due to. */
 int world_sync(struct world *w, const char *what, struct err *e);
-/* May a plan with collectives be captured and replayed (GPU)? Not with thread ranks, which meet on the host; with nccl only if the
- * plan sends nothing from stage to stage. */
+/* May a plan with collectives be captured and replayed (GPU)? Not with thread ranks, which meet on the host; with nccl
+ * only if the plan sends nothing from stage to stage. */
 bool world_captures(const struct world *w, bool sends);
 int world_rank(const struct world *w);
 int world_size(const struct world *w);
 enum comm_kind world_kind(const struct world *w);
-/* The end of a process rank, before world_close. An error is printed here and e cleared: once, by rank 0, where all ranks have it
- * (comm_agree, world_same, a signal), else by the rank that has it; the others get time to print theirs before the launcher ends them. */
+/* The end of a process rank, before world_close. An error is printed here and e cleared: once, by rank 0, where all
+ * ranks have it (comm_agree, world_same, a signal), else by the rank that has it; the others get time to print theirs
+ * before the launcher ends them. */
 int world_finish(struct world *w, int status, struct err *e);
 struct comm *world_comm(struct world *w); /* all ranks */
-/* Collective over the world: every rank names the group it is in (ranks rising, itself among them); disjoint groups at once. A rank in
- * none gives n 0 and gets NULL. */
+/* Collective over the world: every rank names the group it is in (ranks rising, itself among them); disjoint groups at
+ * once. A rank in none gives n 0 and gets NULL. */
 int comm_open(struct world *w, const char *name, const int *ranks, int n, struct comm **out, struct err *e);
 void comm_close(struct comm *c);
-/* Announces that neighbours of this group (last and first too) will use comm_send and comm_recv on a lane. mesh_open does it for pp_comm;
- * nccl opens its connections here, or when the device is opened. */
+/* Announces that neighbours of this group (last and first too) will use comm_send and comm_recv on a lane. mesh_open
+ * does it for pp_comm; nccl opens its connections here, or when the device is opened. */
 int comm_ring(struct comm *c, struct err *e);
 
-/* Run fn on every rank of a thread world, one thread each; the first rank's error comes back, all ranks have ended. When one
- * fails, the others' waits end with an error that names it. */
-int world_threads(const struct world_opts *o, int (*fn)(struct world *w, void *ctx, struct err *e), void *ctx, struct err *e);
+/* Run fn on every rank of a thread world, one thread each; the first rank's error comes back, all ranks have ended.
+ * When one fails, the others' waits end with an error that names it. */
+int world_threads(const struct world_opts *o, int (*fn)(struct world *w, void *ctx, struct err *e), void *ctx,
+                  struct err *e);
 
 /* Every rank gives the same text (config, binary) or the difference is reported with the rank. */
 int world_same(struct world *w, const char *what, const char *text, struct err *e);
 
-/* ---- mesh --------------------------------------------------------------------------------------------------------------- */
+/* ---- mesh ------------------------------------------------------------------------------------ */
 
-/* Ranks as a grid, data parallel fastest: rank = dp_rank + dp * pp_rank; over the same ranks dp_rank = ep_rank + ep * edp_rank.
- * Experts [ep_rank * E / ep, ...) live on ep_rank. Virtual stage v of stage p is chunk v * pp + p of the model. */
+/* Ranks as a grid, data parallel fastest: rank = dp_rank + dp * pp_rank; over the same ranks dp_rank = ep_rank + ep *
+ * edp_rank. Experts [ep_rank * E / ep, ...) live on ep_rank. Virtual stage v of stage p is chunk v * pp + p of the
+ * model. */
 struct mesh {
     int world, rank;
     int pp, vpp, dp, ep, edp;
@@ -176,14 +184,14 @@ void mesh_close(struct mesh *m);
 /* One rank, no communication. */
 struct mesh mesh_alone(void);
 
-/* ---- copies of a parameter ------------------------------------------------------------------------------------------------ */
+/* ---- copies of a parameter ------------------------------------------------------------------- */
 
 /* The ranks that hold copies of a parameter: all data-parallel ones, for experts those with the same experts. */
 int mesh_copies(const struct mesh *m, const struct param *p);
 int mesh_copy_rank(const struct mesh *m, const struct param *p);
 struct comm *mesh_copy_comm(const struct mesh *m, const struct param *p);
-/* Elements of a parameter, as this rank holds it, that this rank owns among those with copies: equal pieces, rounded up so that
- * pieces begin where vectors do, the last ones shorter or empty. */
+/* Elements of a parameter, as this rank holds it, that this rank owns among those with copies: equal pieces, rounded up
+ * so that pieces begin where vectors do, the last ones shorter or empty. */
 struct shard {
     int64_t first, n;
     int64_t piece; /* of the ranks before the last */
@@ -196,6 +204,9 @@ bool mesh_shards(const struct mesh *m, const struct param *p, enum kept_form for
 struct shard mesh_kept(const struct mesh *m, const struct param *p, enum kept_form form);
 
 static inline bool mesh_is_first(const struct mesh *m, int chunk) { return m->pp_rank == 0 && chunk == 0; }
-static inline bool mesh_is_last(const struct mesh *m, int chunk) { return m->pp_rank == m->pp - 1 && chunk == m->vpp - 1; }
+static inline bool mesh_is_last(const struct mesh *m, int chunk)
+{
+    return m->pp_rank == m->pp - 1 && chunk == m->vpp - 1;
+}
 
 #endif

@@ -31,9 +31,9 @@ struct message_to {
  * that wait do so with wait_* below, so that all end and report alike. */
 struct transport {
     const char *name;
-    bool plays_link; /* messages to oneself are exchanged too, at a cost */
-    bool alone_too;  /* a world of one goes through it as well, so that one GPU can test it */
-    bool captures;   /* exchanges on a GPU's lane may be recorded and replayed */
+    bool plays_link;  /* messages to oneself are exchanged too, at a cost */
+    bool alone_too;   /* a world of one goes through it as well, so that one GPU can test it */
+    bool captures;    /* exchanges on a GPU's lane may be recorded and replayed */
     bool sends_apart; /* but sends and receives may not */
     int (*exchange)(struct comm *c, struct lane *l, const struct exchange *x, struct err *e);
     int (*send)(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e);
@@ -48,7 +48,7 @@ struct transport {
 };
 extern const struct transport transport_self, transport_loop, transport_threads;
 
-/* ---- messages: bytes that were sent and not yet received ----------------------------------------------------------- */
+/* ---- messages: bytes that were sent and not yet received ------------------------------------- */
 
 struct message {
     struct message *next;
@@ -73,13 +73,13 @@ void inbox_spare(struct inbox *m, struct message *l);
 int inbox_send_self(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e);
 int inbox_recv_self(struct comm *c, struct lane *l, void *data, const struct message_to *from, struct err *e);
 
-/* ---- the board -------------------------------------------------------------------------------------------------------- */
+/* ---- the board ------------------------------------------------------------------------------- */
 
 /* FOLLOWED: ended because another failed. */
 enum rank_state { RANK_NEW, RANK_AT_WORK, RANK_WAITS, RANK_GAVE_UP, RANK_FAILED, RANK_FOLLOWED, RANK_ENDED };
 static inline bool rank_stopped(int s) { return s == RANK_GAVE_UP || s == RANK_FAILED || s == RANK_FOLLOWED; }
 struct board_entry {
-    uint64_t run;      /* entries of an earlier run in the same file do not count */
+    uint64_t run; /* entries of an earlier run in the same file do not count */
     int64_t step, number;
     double since, beat; /* wall clock: of the state, of the last sign of life */
     int32_t pid, state, waits_for;
@@ -110,12 +110,12 @@ bool wait_due(const struct wait *t);
 /* ranks: of the world. An error when the time is up, or when a rank failed, gave up, or ended without arriving. */
 int wait_look(struct comm *c, struct wait *t, const int *missing, int n, struct err *e);
 
-/* ---- behind the handles ---------------------------------------------------------------------------------------------- */
+/* ---- behind the handles ---------------------------------------------------------------------- */
 
 struct rendezvous; /* threads.c */
-struct mpi;  /* mpi.c */
-struct tcp;  /* tcp.c */
-struct nccl; /* nccl.c */
+struct mpi;        /* mpi.c */
+struct tcp;        /* tcp.c */
+struct nccl;       /* nccl.c */
 struct world {
     enum comm_kind kind;
     int rank, size, local_rank;
@@ -137,7 +137,7 @@ struct world {
 
 /* What a group does after its bytes have arrived. */
 struct pending {
-    struct tensor out; /* the sum goes here */
+    struct tensor out;  /* the sum goes here */
     const void *pieces; /* one after the other, n elements apart */
     int n_pieces;
     bool bf16, add; /* pieces are bf16, whatever out is; their sum is added to out */
@@ -184,8 +184,9 @@ int world_start(struct world *w, const struct world_opts *o, int status, struct 
 /* How a world of one kind is opened: a line of kind/transports.h and this, in the transport's file. */
 struct transport_kind {
     enum comm_ranks ranks;
-    bool host_only;                                                            /* moves host memory, and no GPU's */
-    int (*open)(struct world **out, const struct world_opts *o, struct err *e); /* NULL: threads are started by world_threads */
+    bool host_only; /* moves host memory, and no GPU's */
+    /* NULL: threads are started by world_threads */
+    int (*open)(struct world **out, const struct world_opts *o, struct err *e);
 };
 #define TRANSPORT_KIND(X, id, name) extern const struct transport_kind transport_kind_##name;
 TRANSPORTS(TRANSPORT_KIND, )

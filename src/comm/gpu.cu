@@ -1,4 +1,5 @@
-// What comm/ asks of a GPU: copies on a lane, sums of pieces in rank order, and a copy that takes as long as a link would.
+// What comm/ asks of a GPU: copies on a lane, sums of pieces in rank order, and a copy that takes as long as a link
+// would.
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -10,26 +11,22 @@ extern "C" {
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-static cudaStream_t stream_of(const struct lane *l)
-{
-    return (cudaStream_t)cuda_stream(l);
-}
+static cudaStream_t stream_of(const struct lane *l) { return (cudaStream_t)cuda_stream(l); }
 
 extern "C" int gpu_comm_alloc(void **out, int64_t bytes, struct err *e)
 {
     return cuda_status(e, (int)cudaMalloc(out, (size_t)bytes), "cudaMalloc of a message");
 }
-extern "C" void gpu_comm_free(void *p)
-{
-    cudaFree(p);
-}
+extern "C" void gpu_comm_free(void *p) { cudaFree(p); }
 extern "C" int gpu_comm_copy(struct lane *l, void *dst, const void *src, int64_t bytes)
 {
-    return cuda_status(l->err, (int)cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, stream_of(l)), "copy of a message");
+    return cuda_status(l->err, (int)cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, stream_of(l)),
+                       "copy of a message");
 }
 extern "C" int gpu_comm_sync(struct lane *l)
 {
-    return cuda_status(l->err, (int)cudaStreamSynchronize(stream_of(l)), "cudaStreamSynchronize of a lane that communicates");
+    return cuda_status(l->err, (int)cudaStreamSynchronize(stream_of(l)),
+                       "cudaStreamSynchronize of a lane that communicates");
 }
 extern "C" int gpu_comm_idle(struct dev *d, bool *idle, struct err *e)
 {
@@ -45,12 +42,10 @@ extern "C" int gpu_comm_idle(struct dev *d, bool *idle, struct err *e)
     return ST_OK;
 }
 
-// ---- streams of their own --------------------------------------------------------------------------------------------------
+// ---- streams of their own
+// --------------------------------------------------------------------------------------------------
 
-extern "C" void *gpu_comm_stream(struct lane *l)
-{
-    return cuda_stream(l);
-}
+extern "C" void *gpu_comm_stream(struct lane *l) { return cuda_stream(l); }
 extern "C" int gpu_comm_stream_open(void **out, struct err *e)
 {
     cudaStream_t s = NULL;
@@ -82,19 +77,18 @@ extern "C" int gpu_comm_message_mark(void **event, void *stream, struct err *e)
     }
     return cuda_status(e, (int)cudaEventRecord((cudaEvent_t)*event, (cudaStream_t)stream), "cudaEventRecord of a send");
 }
-extern "C" bool gpu_comm_message_free(void *event)
-{
-    return cudaEventQuery((cudaEvent_t)event) == cudaSuccess;
-}
-extern "C" void gpu_comm_event_close(void *event)
-{
-    cudaEventDestroy((cudaEvent_t)event);
-}
+extern "C" bool gpu_comm_message_free(void *event) { return cudaEventQuery((cudaEvent_t)event) == cudaSuccess; }
+extern "C" void gpu_comm_event_close(void *event) { cudaEventDestroy((cudaEvent_t)event); }
 
-// ---- sums -------------------------------------------------------------------------------------------------------------------
+// ---- sums
+// -------------------------------------------------------------------------------------------------------------------
 
-template <typename T> struct acc_of { typedef T type; };
-template <> struct acc_of<__nv_bfloat16> { typedef float type; };
+template <typename T> struct acc_of {
+    typedef T type;
+};
+template <> struct acc_of<__nv_bfloat16> {
+    typedef float type;
+};
 
 template <typename T> __global__ static void sum_kernel(T *out, const T *in, int64_t n, int pieces)
 {
@@ -149,7 +143,8 @@ extern "C" int gpu_comm_sum_bf16(struct lane *l, const struct tensor *out, const
     int64_t n = tensor_elems(out);
     if (out->dtype != DT_F32)
         return err_set(l->err, ST_INTERNAL, "no sum of bf16 pieces as %s on a GPU", dtype_name(out->dtype));
-    sum_bf16_kernel<<<blocks_for(n), 256, 0, stream_of(l)>>>((float *)out->data, (const __nv_bfloat16 *)in, n, pieces, add);
+    sum_bf16_kernel<<<blocks_for(n), 256, 0, stream_of(l)>>>((float *)out->data, (const __nv_bfloat16 *)in, n, pieces,
+                                                             add);
     return cuda_launched(l, "sum of bf16 pieces");
 }
 
@@ -162,7 +157,8 @@ extern "C" int gpu_comm_round(struct lane *l, const struct tensor *to, const str
     return cuda_launched(l, "rounding to bf16");
 }
 
-// ---- a link of limited rate ------------------------------------------------------------------------------------------------
+// ---- a link of limited rate
+// ------------------------------------------------------------------------------------------------
 
 __device__ static unsigned long long now_ns()
 {
@@ -174,9 +170,10 @@ __device__ static unsigned long long now_ns()
 enum { LINK_MOST_BLOCKS = 32, LINK_THREADS = 512, LINK_UNROLL = 16 };
 static const double LINK_BLOCK_RATE = 60; // GB/s that one block copies with ease
 
-// Each block copies its share in chunks and waits after each until the rate allows the next. Few blocks: compute beside them
-// keeps nearly the whole GPU, as it would beside a network card. 16 bytes at a time, the rest byte by byte.
-__global__ static void slow_copy_kernel(char *dst, const char *src, int64_t bytes, double ns_latency, double ns_per_byte)
+// Each block copies its share in chunks and waits after each until the rate allows the next. Few blocks: compute beside
+// them keeps nearly the whole GPU, as it would beside a network card. 16 bytes at a time, the rest byte by byte.
+__global__ static void slow_copy_kernel(char *dst, const char *src, int64_t bytes, double ns_latency,
+                                        double ns_per_byte)
 {
     const int64_t chunk = (int64_t)LINK_THREADS * LINK_UNROLL * 16;
     int64_t n16 = bytes / 16 * 16;
@@ -210,14 +207,18 @@ __global__ static void slow_copy_kernel(char *dst, const char *src, int64_t byte
         __nanosleep(200);
 }
 
-extern "C" int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency, double seconds)
+extern "C" int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency,
+                                  double seconds)
 {
     double per_byte = bytes > 0 ? seconds * 1e9 / (double)bytes : 0;
-    if (latency == 0 && per_byte < 1e-3) // faster than so few blocks: a link without limits, as schedules are compared with
+    if (latency == 0 &&
+        per_byte < 1e-3) // faster than so few blocks: a link without limits, as schedules are compared with
         return dst != src ? gpu_comm_copy(l, dst, src, bytes) : ST_OK;
-    double blocks = per_byte > 0 ? 1 / per_byte / LINK_BLOCK_RATE + 1 : 1; // no more than the rate needs: each takes room from what computes
+    double blocks = per_byte > 0 ? 1 / per_byte / LINK_BLOCK_RATE + 1
+                                 : 1; // no more than the rate needs: each takes room from what computes
     int64_t most = min_i64(max_i64(ceil_div(bytes, (int64_t)LINK_THREADS * LINK_UNROLL * 16), 1), LINK_MOST_BLOCKS);
     int n = blocks < (double)most ? (int)blocks : (int)most;
-    slow_copy_kernel<<<(unsigned)n, LINK_THREADS, 0, stream_of(l)>>>((char *)dst, (const char *)src, bytes, latency * 1e9, per_byte);
+    slow_copy_kernel<<<(unsigned)n, LINK_THREADS, 0, stream_of(l)>>>((char *)dst, (const char *)src, bytes,
+                                                                     latency * 1e9, per_byte);
     return cuda_launched(l, "slow copy");
 }

@@ -1,4 +1,5 @@
-/* What comm/ asks of a GPU beyond dev.h; gpu.cu implements it in a CUDA build; in others it is never called, as no GPU can be opened. */
+/* What comm/ asks of a GPU beyond dev.h; gpu.cu implements it in a CUDA build; in others it is never called, as no GPU
+ * can be opened. */
 #ifndef BRAID_COMM_GPU_INT_H
 #define BRAID_COMM_GPU_INT_H
 
@@ -28,20 +29,30 @@ int gpu_comm_message_mark(void **event, void *stream, struct err *e);
 bool gpu_comm_message_free(void *event);
 void gpu_comm_event_close(void *event);
 #else
-static inline int gpu_comm_none(struct err *e) { return err_set(e, ST_UNSUPPORTED, "this braid was built without CUDA"); }
-static inline int gpu_comm_alloc(void **out, int64_t bytes, struct err *e) { return (void)out, (void)bytes, gpu_comm_none(e); }
+static inline int gpu_comm_none(struct err *e)
+{
+    return err_set(e, ST_UNSUPPORTED, "this braid was built without CUDA");
+}
+static inline int gpu_comm_alloc(void **out, int64_t bytes, struct err *e)
+{
+    return (void)out, (void)bytes, gpu_comm_none(e);
+}
 static inline void gpu_comm_free(void *p) { (void)p; }
 static inline int gpu_comm_copy(struct lane *l, void *dst, const void *src, int64_t bytes)
 {
     return (void)dst, (void)src, (void)bytes, gpu_comm_none(l->err);
 }
 static inline int gpu_comm_sync(struct lane *l) { return gpu_comm_none(l->err); }
-static inline int gpu_comm_idle(struct dev *d, bool *idle, struct err *e) { return (void)d, (void)idle, gpu_comm_none(e); }
+static inline int gpu_comm_idle(struct dev *d, bool *idle, struct err *e)
+{
+    return (void)d, (void)idle, gpu_comm_none(e);
+}
 static inline int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces)
 {
     return (void)out, (void)pieces, (void)n_pieces, gpu_comm_none(l->err);
 }
-static inline int gpu_comm_sum_bf16(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces, bool add)
+static inline int gpu_comm_sum_bf16(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces,
+                                    bool add)
 {
     return (void)out, (void)pieces, (void)n_pieces, (void)add, gpu_comm_none(l->err);
 }
@@ -49,7 +60,8 @@ static inline int gpu_comm_round(struct lane *l, const struct tensor *to, const 
 {
     return (void)to, (void)from, gpu_comm_none(l->err);
 }
-static inline int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency, double seconds)
+static inline int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency,
+                                     double seconds)
 {
     return (void)dst, (void)src, (void)bytes, (void)latency, (void)seconds, gpu_comm_none(l->err);
 }
@@ -57,7 +69,10 @@ static inline void *gpu_comm_stream(struct lane *l) { return (void)l, NULL; }
 static inline int gpu_comm_stream_open(void **out, struct err *e) { return (void)out, gpu_comm_none(e); }
 static inline void gpu_comm_stream_close(void *stream) { (void)stream; }
 static inline int gpu_comm_stream_after(void *stream, struct lane *l) { return (void)stream, gpu_comm_none(l->err); }
-static inline int gpu_comm_message_mark(void **event, void *stream, struct err *e) { return (void)event, (void)stream, gpu_comm_none(e); }
+static inline int gpu_comm_message_mark(void **event, void *stream, struct err *e)
+{
+    return (void)event, (void)stream, gpu_comm_none(e);
+}
 static inline bool gpu_comm_message_free(void *event) { return event == NULL; }
 static inline void gpu_comm_event_close(void *event) { (void)event; }
 #endif

@@ -61,7 +61,8 @@ struct message *inbox_take(struct inbox *m, const struct message *like)
 {
     for (struct message **at = &m->first; *at != NULL; at = &(*at)->next) {
         struct message *l = *at;
-        if (l->comm != like->comm || l->from != like->from || l->to != like->to || l->tag != like->tag || l->host != like->host)
+        if (l->comm != like->comm || l->from != like->from || l->to != like->to || l->tag != like->tag ||
+            l->host != like->host)
             continue;
         *at = l->next;
         if (m->last == &l->next)
@@ -111,13 +112,14 @@ int inbox_recv_self(struct comm *c, struct lane *l, void *data, const struct mes
 {
     struct inbox *m = &c->world->inbox;
     int me = c->world->rank;
-    struct message *message = inbox_take(m, &(struct message){.comm = c->id, .from = me, .to = me, .tag = from->tag, .host = l == NULL});
+    struct message *message =
+        inbox_take(m, &(struct message){.comm = c->id, .from = me, .to = me, .tag = from->tag, .host = l == NULL});
     if (message == NULL)
         return err_set(e, ST_INTERNAL, "rank %d receives from itself (tag %d) what it has not sent", me, from->tag);
     int st = ST_OK;
     if (message->bytes != from->bytes)
-        st = err_set(e, ST_INTERNAL, "rank %d sent itself %lld bytes (tag %d) and receives %lld", me, (long long)message->bytes, from->tag,
-                     (long long)from->bytes);
+        st = err_set(e, ST_INTERNAL, "rank %d sent itself %lld bytes (tag %d) and receives %lld", me,
+                     (long long)message->bytes, from->tag, (long long)from->bytes);
     else
         st = move_bytes(l, data, message->data, from->bytes, e);
     inbox_spare(m, message);

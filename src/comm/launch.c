@@ -1,4 +1,5 @@
-/* What a launcher tells a process about its place, read from the variables it sets. Variables of two launchers must agree. */
+/* What a launcher tells a process about its place, read from the variables it sets. Variables of two launchers must
+ * agree. */
 #include "comm/comm_int.h"
 
 #include <stdlib.h>
@@ -25,7 +26,8 @@ struct launcher {
 };
 /* Slurm: a batch script sees the number of tasks too, but only what srun starts is a step with tasks. */
 static const struct launcher launchers[] = {
-    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", COMM_MPI},
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", COMM_MPI},
     {"mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", COMM_MPI},
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", COMM_MPI},
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", COMM_TCP},
@@ -40,7 +42,8 @@ static int read_launcher(const struct launcher *from, struct launch *l, struct e
     TRY(env_number(from->local_size, &l->local_size, e));
     bool only_one = (l->rank < 0) != (l->size < 0);
     if (only_one && from->kind == COMM_TCP) {
-        err_set(e, ST_USAGE, "%s is set, but %s is not", l->rank < 0 ? from->size : from->rank, l->rank < 0 ? from->rank : from->size);
+        err_set(e, ST_USAGE, "%s is set, but %s is not", l->rank < 0 ? from->size : from->rank,
+                l->rank < 0 ? from->rank : from->size);
         return err_hint(e, "a launcher sets both; without one, remove it from the environment");
     }
     if (only_one || l->rank < 0) {
@@ -50,7 +53,8 @@ static int read_launcher(const struct launcher *from, struct launch *l, struct e
     if (l->rank >= l->size)
         return err_set(e, ST_USAGE, "%s=%d is not below %s=%d", from->rank, l->rank, from->size, l->size);
     if (l->local_size > 0 && l->local_rank >= l->local_size)
-        return err_set(e, ST_USAGE, "%s=%d is not below %s=%d", from->local_rank, l->local_rank, from->local_size, l->local_size);
+        return err_set(e, ST_USAGE, "%s=%d is not below %s=%d", from->local_rank, l->local_rank, from->local_size,
+                       l->local_size);
     return ST_OK;
 }
 
@@ -69,8 +73,8 @@ int launch_read(struct launch *l, struct err *e)
         if (x.size == 0)
             continue;
         if (any && (x.rank != found.rank || x.size != found.size)) {
-            err_set(e, ST_USAGE, "%s says rank %d of %d, but %s=%d and %s=%d say otherwise", found.by, found.rank, found.size, launchers[i].rank, x.rank,
-                    launchers[i].size, x.size);
+            err_set(e, ST_USAGE, "%s says rank %d of %d, but %s=%d and %s=%d say otherwise", found.by, found.rank,
+                    found.size, launchers[i].rank, x.rank, launchers[i].size, x.size);
             return err_hint(e, "start with one launcher, and remove the other's variables");
         }
         if (!any)

@@ -27,8 +27,8 @@ static int gpu_exchange(struct comm *c, struct lane *l, const struct exchange *x
     for (int i = 0; i < x->n; i++) {
         const struct part *p = &x->part[i];
         if (p->send_bytes != p->recv_bytes)
-            return err_set(l->err, ST_INTERNAL, "%s: sends itself %lld bytes and takes %lld", x->what, (long long)p->send_bytes,
-                           (long long)p->recv_bytes);
+            return err_set(l->err, ST_INTERNAL, "%s: sends itself %lld bytes and takes %lld", x->what,
+                           (long long)p->send_bytes, (long long)p->recv_bytes);
         TRY(gpu_comm_slow_copy(l, p->recv, p->send, p->send_bytes, latency, cost(c->world, p->send_bytes)));
         latency = 0; /* one message's worth: the parts travel together */
     }
@@ -58,8 +58,12 @@ static int no_peer_in(struct comm *c, struct lane *l, void *data, const struct m
     return no_peer(c, l, data, from, e);
 }
 
-const struct transport transport_loop = {
-    .name = "loop", .plays_link = true, .captures = true, .exchange = loop_exchange, .send = no_peer, .recv = no_peer_in};
+const struct transport transport_loop = {.name = "loop",
+                                         .plays_link = true,
+                                         .captures = true,
+                                         .exchange = loop_exchange,
+                                         .send = no_peer,
+                                         .recv = no_peer_in};
 
 static int open_loop(struct world **out, const struct world_opts *o, struct err *e)
 {

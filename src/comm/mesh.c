@@ -3,10 +3,7 @@
 
 #include <stdlib.h>
 
-struct mesh mesh_alone(void)
-{
-    return (struct mesh){.world = 1, .pp = 1, .vpp = 1, .dp = 1, .ep = 1, .edp = 1};
-}
+struct mesh mesh_alone(void) { return (struct mesh){.world = 1, .pp = 1, .vpp = 1, .dp = 1, .ep = 1, .edp = 1}; }
 
 int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, struct err *e)
 {
@@ -22,8 +19,20 @@ int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, 
     if (rank < 0 || rank >= world)
         return err_set(e, ST_USAGE, "rank %d of a world of %d", rank, world);
     int dp_rank = rank % dp;
-    *m = (struct mesh){.world = world, .rank = rank, .pp = s->pp, .vpp = s->vpp, .first_layers = s->first_layers, .last_layers = s->last_layers, .zero = s->zero, .dp = dp, .ep = s->ep, .edp = dp / s->ep,
-                       .pp_rank = rank / dp, .dp_rank = dp_rank, .ep_rank = dp_rank % s->ep, .edp_rank = dp_rank / s->ep};
+    *m = (struct mesh){.world = world,
+                       .rank = rank,
+                       .pp = s->pp,
+                       .vpp = s->vpp,
+                       .first_layers = s->first_layers,
+                       .last_layers = s->last_layers,
+                       .zero = s->zero,
+                       .dp = dp,
+                       .ep = s->ep,
+                       .edp = dp / s->ep,
+                       .pp_rank = rank / dp,
+                       .dp_rank = dp_rank,
+                       .ep_rank = dp_rank % s->ep,
+                       .edp_rank = dp_rank / s->ep};
     return ST_OK;
 }
 
@@ -73,13 +82,16 @@ void mesh_close(struct mesh *m)
     m->all = m->dp_comm = m->ep_comm = m->edp_comm = m->pp_comm = m->ends_comm = NULL;
 }
 
-/* ---- copies of a parameter ------------------------------------------------------------------------------------------------ */
+/* ---- copies of a parameter ------------------------------------------------------------------- */
 
 enum { PIECE_ALIGN = 64 };
 
 int mesh_copies(const struct mesh *m, const struct param *p) { return p->expert ? m->edp : m->dp; }
 int mesh_copy_rank(const struct mesh *m, const struct param *p) { return p->expert ? m->edp_rank : m->dp_rank; }
-struct comm *mesh_copy_comm(const struct mesh *m, const struct param *p) { return p->expert ? m->edp_comm : m->dp_comm; }
+struct comm *mesh_copy_comm(const struct mesh *m, const struct param *p)
+{
+    return p->expert ? m->edp_comm : m->dp_comm;
+}
 
 struct shard mesh_shard(const struct mesh *m, const struct param *p)
 {

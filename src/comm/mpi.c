@@ -1,5 +1,5 @@
-/* Ranks as processes under an MPI launcher. Only messages are used, none of the library's reductions: sums are ours. Every wait
- * is a loop of tests with naps, so that it can end with a blame; MPI's own waits could not. */
+/* Ranks as processes under an MPI launcher. Only messages are used, none of the library's reductions: sums are ours.
+ * Every wait is a loop of tests with naps, so that it can end with a blame; MPI's own waits could not. */
 #include "comm/comm_int.h"
 
 #include <mpi.h>
@@ -39,7 +39,7 @@ static int mpi_status(struct err *e, int code, const char *what)
 }
 #define MPI(e, call) TRY(mpi_status(e, call, #call))
 
-/* ---- the requests of one call -------------------------------------------------------------------------------------------- */
+/* ---- the requests of one call ---------------------------------------------------------------- */
 
 static int grow(struct mpi *m, struct err *e)
 {
@@ -52,7 +52,8 @@ static int grow(struct mpi *m, struct err *e)
 }
 
 /* A message in pieces; one of no bytes is one piece. */
-static int start(struct mpi *m, MPI_Comm on, int peer, int tag, const void *send, void *recv, int64_t bytes, struct err *e)
+static int start(struct mpi *m, MPI_Comm on, int peer, int tag, const void *send, void *recv, int64_t bytes,
+                 struct err *e)
 {
     int64_t at = 0;
     do {
@@ -99,8 +100,9 @@ static int check_done(struct mpi *m, int n_done, int code, struct err *e)
         } else if (m->expect[i] >= 0) {
             MPI_Get_count(&m->status[k], MPI_BYTE, &bytes);
             if (bytes != m->expect[i])
-                return err_set(e, ST_INTERNAL, "%lld bytes were to come from rank %d, and %d came: the ranks' calls differ", (long long)m->expect[i],
-                               m->peer[i], bytes);
+                return err_set(e, ST_INTERNAL,
+                               "%lld bytes were to come from rank %d, and %d came: the ranks' calls differ",
+                               (long long)m->expect[i], m->peer[i], bytes);
         }
         m->peer[i] = -1;
     }
@@ -168,7 +170,7 @@ static int wait_all(struct comm *c, struct err *e)
     return st;
 }
 
-/* ---- the transport --------------------------------------------------------------------------------------------------------------- */
+/* ---- the transport --------------------------------------------------------------------------- */
 
 static int mpi_exchange(struct comm *c, struct lane *l, const struct exchange *x, struct err *e)
 {
@@ -194,7 +196,8 @@ static int tag_of(const struct comm *c, const struct lane *l, int tag, int *out,
     enum { GROUPS = 128 };
     int64_t t = ((int64_t)tag * 2 + (l == NULL)) * GROUPS + c->id;
     if (tag < 0 || c->id >= GROUPS || t > c->world->mpi->most_tag)
-        return err_set(e, ST_INTERNAL, "tag %d of group %s (number %d) is more than this MPI allows (%d)", tag, c->name, c->id, c->world->mpi->most_tag);
+        return err_set(e, ST_INTERNAL, "tag %d of group %s (number %d) is more than this MPI allows (%d)", tag, c->name,
+                       c->id, c->world->mpi->most_tag);
     *out = (int)t;
     return ST_OK;
 }
@@ -269,7 +272,7 @@ static void mpi_close(struct world *w)
 static const struct transport transport_mpi = {
     .name = "mpi", .exchange = mpi_exchange, .send = mpi_send, .recv = mpi_recv, .close = mpi_close};
 
-/* ---- opening -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static int start_library(struct mpi *m, int *rank, int *size, struct err *e)
 {
@@ -293,7 +296,8 @@ static int check_launch(struct world *w, struct err *e)
     TRY(launch_read(&l, e));
     w->local_rank = l.local_rank;
     if (l.size != w->size || l.rank != w->rank) {
-        err_set(e, ST_USAGE, "%s says rank %d of %d, but MPI says rank %d of %d", l.by, l.rank, l.size, w->rank, w->size);
+        err_set(e, ST_USAGE, "%s says rank %d of %d, but MPI says rank %d of %d", l.by, l.rank, l.size, w->rank,
+                w->size);
         return err_hint(e, "use the launcher that belongs to this MPI; under Slurm: srun --mpi=pmix");
     }
     return ST_OK;

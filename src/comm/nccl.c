@@ -1,8 +1,10 @@
-/* GPUs: one process each, messages by NCCL on the lane's stream; start, agreement and logs go over the host transport of the
- * launcher. The library is opened at run time and its few functions are declared here, so that this compiles everywhere.
+/* GPUs: one process each, messages by NCCL on the lane's stream; start, agreement and logs go over the host transport
+ * of the launcher. The library is opened at run time and its few functions are declared here, so that this compiles
+ * everywhere.
  *
- * An exchange is one group of sends and receives in a communicator of all ranks. A send between two stages must not wait for its
- * receiver, which NCCL's would: it goes through a copy, on a stream of its own, in a communicator of the two ranks for this direction. */
+ * An exchange is one group of sends and receives in a communicator of all ranks. A send between two stages must not
+ * wait for its receiver, which NCCL's would: it goes through a copy, on a stream of its own, in a communicator of the
+ * two ranks for this direction. */
 #include "comm/comm_int.h"
 #include "comm/gpu_int.h"
 #include "dev/vendor.h"
@@ -36,8 +38,8 @@ struct nccl {
     void *lib;
     struct nccl_api api;
     void *all;
-    struct comm *ring;       /* the group whose neighbours send to each other */
-    struct edge *out, *in;   /* by rank of that group */
+    struct comm *ring;     /* the group whose neighbours send to each other */
+    struct edge *out, *in; /* by rank of that group */
 };
 
 static int nccl_status(const struct nccl *n, struct err *e, int code, const char *what)
@@ -66,7 +68,7 @@ static int load(struct nccl *n, struct err *e)
     return vendor_find(n->lib, symbols, countof(symbols), e);
 }
 
-/* ---- communicators --------------------------------------------------------------------------------------------------------- */
+/* ---- communicators --------------------------------------------------------------------------- */
 
 /* One of the members makes the id, the host transport carries it. */
 static int open_all(struct world *w, struct err *e)
@@ -178,11 +180,13 @@ static void nccl_close(struct world *w)
     w->nccl = NULL;
 }
 
-/* ---- messages ----------------------------------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static int check_open(const struct comm *c, struct err *e)
 {
-    return c->world->nccl->all != NULL ? ST_OK : err_set(e, ST_INTERNAL, "a collective of group %s before the GPU was given to the world", c->name);
+    return c->world->nccl->all != NULL
+               ? ST_OK
+               : err_set(e, ST_INTERNAL, "a collective of group %s before the GPU was given to the world", c->name);
 }
 
 static int start_parts(struct comm *c, struct lane *l, const struct exchange *x, struct err *e)
@@ -215,12 +219,15 @@ static int edge_of(struct comm *c, struct edge *side, int peer, int tag, struct 
     struct nccl *n = c->world->nccl;
     TRY(check_open(c, e));
     if (c != n->ring || side == NULL || side[peer].comm == NULL)
-        return err_set(e, ST_UNSUPPORTED, "nccl: group %s sends to rank %d (tag %d), which is no neighbour of rank %d in a pipeline", c->name, peer, tag, c->rank);
+        return err_set(e, ST_UNSUPPORTED,
+                       "nccl: group %s sends to rank %d (tag %d), which is no neighbour of rank %d in a pipeline",
+                       c->name, peer, tag, c->rank);
     *out = &side[peer];
     return ST_OK;
 }
 
-/* NCCL knows no tags: between two stages messages are taken in the order they were sent, which is the order of the schedule. */
+/* NCCL knows no tags: between two stages messages are taken in the order they were sent, which is the order of the
+ * schedule. */
 static int nccl_send(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e)
 {
     struct nccl *n = c->world->nccl;
@@ -251,7 +258,8 @@ static int not_here(struct world *w, int *missing)
     int n = 0;
     for (int r = 0; r < w->size; r++) {
         struct board_entry x;
-        bool here = r == w->rank || (board_read(w, r, &x) && x.step >= w->board.mine.step && strcmp(x.what, w->board.mine.what) == 0);
+        bool here = r == w->rank ||
+                    (board_read(w, r, &x) && x.step >= w->board.mine.step && strcmp(x.what, w->board.mine.what) == 0);
         if (!here)
             missing[n++] = r;
     }

@@ -15,5 +15,8 @@ static int no_peer_in(struct comm *c, struct lane *l, void *data, const struct m
 const struct transport transport_self = {
     .name = "self", .captures = true, .exchange = move_own_parts, .send = no_peer, .recv = no_peer_in};
 
-static int open_self(struct world **out, const struct world_opts *o, struct err *e) { return world_new(out, o, 0, 1, e); }
+static int open_self(struct world **out, const struct world_opts *o, struct err *e)
+{
+    return world_new(out, o, 0, 1, e);
+}
 const struct transport_kind transport_kind_self = {.ranks = RANKS_ONE, .open = open_self};

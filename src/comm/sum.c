@@ -4,14 +4,14 @@
 enum { BLOCK = 2048 };
 
 /* A block [from, to) of the sum: the first piece, then each next one added to it. */
-#define BLOCKS_OF(NAME, T)                                                                   \
-    static void NAME(T *out, const T *in, int64_t n, int pieces, int64_t from, int64_t to)   \
-    {                                                                                        \
-        for (int64_t i = from; i < to; i++)                                                  \
-            out[i] = in[i];                                                                  \
-        for (int r = 1; r < pieces; r++)                                                     \
-            for (int64_t i = from; i < to; i++)                                              \
-                out[i] += in[r * n + i];                                                     \
+#define BLOCKS_OF(NAME, T)                                                                                             \
+    static void NAME(T *out, const T *in, int64_t n, int pieces, int64_t from, int64_t to)                             \
+    {                                                                                                                  \
+        for (int64_t i = from; i < to; i++)                                                                            \
+            out[i] = in[i];                                                                                            \
+        for (int r = 1; r < pieces; r++)                                                                               \
+            for (int64_t i = from; i < to; i++)                                                                        \
+                out[i] += in[r * n + i];                                                                               \
     }
 BLOCKS_OF(block_f64, double)
 BLOCKS_OF(block_f32, float)
@@ -43,7 +43,8 @@ static void sum_block(const struct tensor *out, const void *pieces, int n_pieces
 }
 
 /* Apart from its caller, so that ranks of one thread do not even ask the OpenMP library who they are. */
-__attribute__((noinline)) static void sum_by_team(const struct tensor *out, const void *pieces, int n_pieces, int64_t n, int threads)
+__attribute__((noinline)) static void sum_by_team(const struct tensor *out, const void *pieces, int n_pieces, int64_t n,
+                                                  int threads)
 {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t at = 0; at < n; at += BLOCK)

@@ -1,5 +1,6 @@
-/* Ranks as processes without MPI: a connection between every two (tcp_start.c), and messages with a small header on them. What arrives
- * is kept as messages until it is asked for; what is sent is written as far as the other side takes it, the rest while waiting. */
+/* Ranks as processes without MPI: a connection between every two (tcp_start.c), and messages with a small header on
+ * them. What arrives is kept as messages until it is asked for; what is sent is written as far as the other side takes
+ * it, the rest while waiting. */
 #include "comm/tcp_int.h"
 
 #include <errno.h>
@@ -20,7 +21,7 @@ struct outgoing {
     struct head head;
     const char *data;
     struct message *kept; /* a copy, of a message */
-    int64_t sent;        /* of head and data together */
+    int64_t sent;         /* of head and data together */
 };
 struct peer {
     int fd;
@@ -40,7 +41,7 @@ struct tcp {
 
 static int64_t head_size(void) { return (int64_t)sizeof(struct head); }
 
-/* ---- progress ---------------------------------------------------------------------------------------------------------------- */
+/* ---- progress -------------------------------------------------------------------------------- */
 
 /* The message's address holds the kind beside the tag, so that exchanges and messages do not mix. */
 static void address(struct message *l, int comm, int from, int to, int tag, int kind, bool host)
@@ -66,7 +67,8 @@ static void write_some(struct world *w, struct peer *p)
         int64_t total = head_size() + o->head.bytes;
         bool in_head = o->sent < head_size();
         const char *at = in_head ? (const char *)&o->head + o->sent : o->data + (o->sent - head_size());
-        ssize_t n = send(p->fd, at, (size_t)((in_head ? head_size() : total) - o->sent), MSG_NOSIGNAL | (in_head && o->head.bytes > 0 ? MSG_MORE : 0));
+        ssize_t n = send(p->fd, at, (size_t)((in_head ? head_size() : total) - o->sent),
+                         MSG_NOSIGNAL | (in_head && o->head.bytes > 0 ? MSG_MORE : 0));
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             return;
         if (n < 0)
@@ -86,8 +88,8 @@ static void write_some(struct world *w, struct peer *p)
 /* What no rank sends: numbers from a broken or hostile peer, before memory is taken for them. */
 static bool is_message(const struct tcp *t, const struct head *h)
 {
-    return h->comm >= 0 && h->comm < 1 << 24 && (h->kind == KIND_EXCHANGE || h->kind == KIND_MESSAGE) && (h->host == 0 || h->host == 1) && h->bytes >= 0 &&
-           h->bytes <= t->queue_bytes;
+    return h->comm >= 0 && h->comm < 1 << 24 && (h->kind == KIND_EXCHANGE || h->kind == KIND_MESSAGE) &&
+           (h->host == 0 || h->host == 1) && h->bytes >= 0 && h->bytes <= t->queue_bytes;
 }
 
 /* True: a header is complete and its message has room. */
@@ -136,7 +138,8 @@ static void progress(struct world *w, int ms)
     int n = 0;
     for (int r = 0; r < w->size; r++)
         if (t->peer[r].fd >= 0)
-            t->poll[n++] = (struct pollfd){.fd = t->peer[r].fd, .events = (short)(POLLIN | (t->peer[r].first != NULL ? POLLOUT : 0))};
+            t->poll[n++] = (struct pollfd){.fd = t->peer[r].fd,
+                                           .events = (short)(POLLIN | (t->peer[r].first != NULL ? POLLOUT : 0))};
     if (poll(t->poll, (nfds_t)n, ms) <= 0)
         return;
     for (int r = 0, i = 0; r < w->size && i < n; r++) {
@@ -162,19 +165,23 @@ static int post(struct world *w, int to, struct head head, const void *data, str
     return ST_OK;
 }
 
-/* ---- waiting ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 static int too_much(struct comm *c, int from, struct err *e)
 {
     struct world *w = c->world;
     char limit[32];
-    err_set(e, ST_PEER, "rank %d at step %lld in '%s': rank %d sent something that is not a message, or more than %s ahead of what this rank has received", w->rank,
-            (long long)w->board.mine.step, w->board.mine.what, from, human_bytes((double)w->tcp->queue_bytes, limit, sizeof limit));
+    err_set(e, ST_PEER,
+            "rank %d at step %lld in '%s': rank %d sent something that is not a message, or more than %s ahead of what "
+            "this rank has received",
+            w->rank, (long long)w->board.mine.step, w->board.mine.what, from,
+            human_bytes((double)w->tcp->queue_bytes, limit, sizeof limit));
     board_state(w, RANK_FAILED, e != NULL ? e->msg : "");
     return ST_PEER;
 }
 
-/* A closed connection says at once what a timeout would say later. The board may tell more: its rank failed, or gave up. */
+/* A closed connection says at once what a timeout would say later. The board may tell more: its rank failed, or gave
+ * up. */
 static int check_alive(struct comm *c, struct wait *t, const int *missing, int n, struct err *e)
 {
     struct world *w = c->world;
@@ -190,15 +197,18 @@ static int check_alive(struct comm *c, struct wait *t, const int *missing, int n
             return too_much(c, missing[i], e);
         usleep(50000); /* its last entry on the board may be on its way */
         TRY(wait_look(c, t, &missing[i], 1, e));
-        err_set(e, ST_PEER, "rank %d at step %lld in '%s' of group %s: the connection to rank %d is closed: that process ended or was killed", w->rank,
-                (long long)w->board.mine.step, w->board.mine.what, w->board.mine.group, missing[i]);
+        err_set(e, ST_PEER,
+                "rank %d at step %lld in '%s' of group %s: the connection to rank %d is closed: that process ended or "
+                "was killed",
+                w->rank, (long long)w->board.mine.step, w->board.mine.what, w->board.mine.group, missing[i]);
         board_state(w, RANK_GAVE_UP, e != NULL ? e->msg : "");
         return ST_PEER;
     }
     return ST_OK;
 }
 
-/* Waits for one message. The pieces of one exchange come one after the other, so waiting for them in turn loses nothing. */
+/* Waits for one message. The pieces of one exchange come one after the other, so waiting for them in turn loses
+ * nothing. */
 static int await(struct comm *c, const struct message *like, struct message **out, struct wait *t, struct err *e)
 {
     struct world *w = c->world;
@@ -211,7 +221,8 @@ static int await(struct comm *c, const struct message *like, struct message **ou
     return ST_OK;
 }
 
-static int take_message(struct comm *c, struct lane *l, int from, int tag, int kind, void *data, int64_t bytes, struct wait *t, struct err *e)
+static int take_message(struct comm *c, struct lane *l, int from, int tag, int kind, void *data, int64_t bytes,
+                        struct wait *t, struct err *e)
 {
     struct world *w = c->world;
     struct message like, *message;
@@ -220,7 +231,8 @@ static int take_message(struct comm *c, struct lane *l, int from, int tag, int k
     w->tcp->peer[from].queued -= message->bytes + head_size();
     int st = ST_OK;
     if (message->bytes != bytes)
-        st = err_set(e, ST_INTERNAL, "%lld bytes were to come from rank %d, and %lld came: the ranks' calls differ", (long long)bytes, from, (long long)message->bytes);
+        st = err_set(e, ST_INTERNAL, "%lld bytes were to come from rank %d, and %lld came: the ranks' calls differ",
+                     (long long)bytes, from, (long long)message->bytes);
     else
         st = move_bytes(l, data, message->data, bytes, e);
     inbox_spare(&w->tcp->in, message);
@@ -257,7 +269,8 @@ static int tcp_exchange(struct comm *c, struct lane *l, const struct exchange *x
     for (int i = 0; i < x->n; i++) {
         const struct part *p = &x->part[i];
         if (p->peer != c->rank && p->send != NULL)
-            TRY(post(w, c->ranks[p->peer], (struct head){c->id, 0, KIND_EXCHANGE, l == NULL, p->send_bytes}, p->send, NULL, e));
+            TRY(post(w, c->ranks[p->peer], (struct head){c->id, 0, KIND_EXCHANGE, l == NULL, p->send_bytes}, p->send,
+                     NULL, e));
     }
     TRY(move_own_parts(c, l, x, e));
     for (int i = 0; i < x->n; i++) {
@@ -274,7 +287,8 @@ static int tcp_send(struct comm *c, struct lane *l, const void *data, const stru
     struct message *kept;
     TRY(inbox_blank(&w->inbox, false, to->bytes, &kept, e));
     TRY(move_bytes(l, kept->data, data, to->bytes, e));
-    return post(w, c->ranks[to->peer], (struct head){c->id, to->tag, KIND_MESSAGE, l == NULL, to->bytes}, kept->data, kept, e);
+    return post(w, c->ranks[to->peer], (struct head){c->id, to->tag, KIND_MESSAGE, l == NULL, to->bytes}, kept->data,
+                kept, e);
 }
 
 static int tcp_recv(struct comm *c, struct lane *l, void *data, const struct message_to *from, struct err *e)
@@ -311,11 +325,13 @@ static void tcp_close(struct world *w)
     w->tcp = NULL;
 }
 
-static const struct transport transport_tcp = {.name = "tcp", .exchange = tcp_exchange, .send = tcp_send, .recv = tcp_recv, .close = tcp_close};
+static const struct transport transport_tcp = {
+    .name = "tcp", .exchange = tcp_exchange, .send = tcp_send, .recv = tcp_recv, .close = tcp_close};
 
-/* ---- opening ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
-/* Half of the memory: what a peer may be ahead with is bounded by a step, and far below it where a model fits at all. */
+/* Half of the memory: what a peer may be ahead with is bounded by a step, and far below it where a model fits at all.
+ * */
 static int64_t default_queue(void)
 {
     int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);

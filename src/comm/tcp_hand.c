@@ -7,8 +7,7 @@ const uint64_t hand_magic = 0x32646961726221ull; /* this protocol, second versio
 
 enum { STAGE_HELLO, STAGE_CHALLENGE, STAGE_PROOF, STAGE_END };
 
-static void sign(const struct hand *h, const struct hand_job *j, const char *label,
-                 uint8_t out[SHA256_BYTES])
+static void sign(const struct hand *h, const struct hand_job *j, const char *label, uint8_t out[SHA256_BYTES])
 {
     struct hmac m;
     hmac_begin(&m, j->key, j->n_key);
@@ -31,8 +30,7 @@ static void expect(struct hand *h, int stage, size_t want)
     h->want = want;
 }
 
-void hand_open_client(struct hand *h, const struct hand_job *j, const struct hand_hello *me,
-                      const uint8_t *nonce)
+void hand_open_client(struct hand *h, const struct hand_job *j, const struct hand_hello *me, const uint8_t *nonce)
 {
     *h = (struct hand){.hello = *me};
     h->hello.magic = hand_magic;

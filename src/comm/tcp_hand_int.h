@@ -57,8 +57,7 @@ extern const uint64_t hand_magic;
 
 /* nonce: HAND_NONCE_BYTES random bytes. hello of a client: rank, size, port, pid and host; the rest
  * is filled in. */
-void hand_open_client(struct hand *h, const struct hand_job *j, const struct hand_hello *me,
-                      const uint8_t *nonce);
+void hand_open_client(struct hand *h, const struct hand_job *j, const struct hand_hello *me, const uint8_t *nonce);
 void hand_open_server(struct hand *h, const uint8_t *nonce);
 /* At most want - n_in bytes that have arrived. New bytes to send may be in out afterwards. */
 enum hand_result hand_take(struct hand *h, const struct hand_job *j, const void *bytes, size_t n);

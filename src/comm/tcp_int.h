@@ -14,9 +14,7 @@
  * 0 knows is reported by rank 0 alone: e of the others stays clear. */
 int tcp_connect_all(const struct launch *l, const struct world_opts *o, int *fd, struct err *e);
 
-/* ---- addresses
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 struct tcp_address {
     struct sockaddr_storage at;
@@ -35,8 +33,7 @@ const char *tcp_text(const struct tcp_address *a, char out[TCP_TEXT]);
 /* errno, or 0: *fd listens at `at`; *port: which port it got. */
 int tcp_listen(const struct tcp_address *at, int *fd, int *port);
 
-/* ---- links: connections on which a handshake runs
- * ------------------------------------------------------------------------- */
+/* ---- links: connections on which a handshake runs -------------------------------------------- */
 
 enum link_state { LINK_FREE, LINK_CONNECTING, LINK_HANDSHAKE, LINK_MET, LINK_LOST };
 struct link {
@@ -59,8 +56,8 @@ struct links {
 int links_open(struct links *s, const struct hand_job *job, int n, struct err *e);
 void links_close(struct links *s);
 /* Begins to connect; seconds: time for connection and handshake. NULL: no place, or no socket. */
-struct link *link_connect(struct links *s, const struct tcp_address *to, int peer,
-                          const struct hand_hello *me, double seconds);
+struct link *link_connect(struct links *s, const struct tcp_address *to, int peer, const struct hand_hello *me,
+                          double seconds);
 /* Waits at most ms until something happens. Afterwards links may be MET or LOST: the caller takes
  * fd (sets it to -1) and calls link_free. */
 void links_turn(struct links *s, int ms);

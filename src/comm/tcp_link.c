@@ -14,17 +14,14 @@
 /* Seconds a connection that came has for its handshake. */
 static const double handshake_seconds = 5;
 
-/* ---- addresses
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 static int resolve_family(const char *host, int family, struct tcp_address *out, int *n)
 {
     struct addrinfo *list = NULL, hints = {.ai_family = family, .ai_socktype = SOCK_STREAM};
     int code = getaddrinfo(host, NULL, &hints, &list);
     *n = 0;
-    for (struct addrinfo *a = list; code == 0 && a != NULL && *n < TCP_MAX_ADDRESSES;
-         a = a->ai_next) {
+    for (struct addrinfo *a = list; code == 0 && a != NULL && *n < TCP_MAX_ADDRESSES; a = a->ai_next) {
         out[*n] = (struct tcp_address){.length = a->ai_addrlen};
         memcpy(&out[(*n)++].at, a->ai_addr, a->ai_addrlen);
     }
@@ -63,8 +60,8 @@ bool tcp_is_loopback(const struct tcp_address *a)
 const char *tcp_text(const struct tcp_address *a, char out[TCP_TEXT])
 {
     char host[64], port[16];
-    if (getnameinfo((const struct sockaddr *)&a->at, a->length, host, sizeof host, port,
-                    sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    if (getnameinfo((const struct sockaddr *)&a->at, a->length, host, sizeof host, port, sizeof port,
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0)
         snprintf(out, TCP_TEXT, "an unknown address");
     else
         snprintf(out, TCP_TEXT, strchr(host, ':') != NULL ? "[%s]:%s" : "%s:%s", host, port);
@@ -127,9 +124,7 @@ int tcp_listen(const struct tcp_address *at, int *out, int *port)
     return 0;
 }
 
-/* ---- links
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 int links_open(struct links *s, const struct hand_job *job, int n, struct err *e)
 {
@@ -172,8 +167,7 @@ static struct link *free_oldest(struct links *s)
     struct link *oldest = NULL;
     for (int i = 0; i < s->n; i++) {
         struct link *l = &s->link[i];
-        if (l->state == LINK_HANDSHAKE && l->hand.is_server &&
-            (oldest == NULL || l->end < oldest->end))
+        if (l->state == LINK_HANDSHAKE && l->hand.is_server && (oldest == NULL || l->end < oldest->end))
             oldest = l;
     }
     if (oldest != NULL)
@@ -198,12 +192,11 @@ static bool random_nonce(uint8_t nonce[HAND_NONCE_BYTES])
 static void no_delay(int fd)
 {
     int on = 1;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on,
-                     sizeof on); /* slower without it, nothing else */
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* slower without it, nothing else */
 }
 
-struct link *link_connect(struct links *s, const struct tcp_address *to, int peer,
-                          const struct hand_hello *me, double seconds)
+struct link *link_connect(struct links *s, const struct tcp_address *to, int peer, const struct hand_hello *me,
+                          double seconds)
 {
     uint8_t nonce[HAND_NONCE_BYTES];
     struct link *l = new_link(s);
@@ -212,11 +205,7 @@ struct link *link_connect(struct links *s, const struct tcp_address *to, int pee
     int fd = socket(to->at.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return NULL;
-    *l = (struct link){.state = LINK_CONNECTING,
-                       .fd = fd,
-                       .peer = peer,
-                       .end = time_now() + seconds,
-                       .other = *to};
+    *l = (struct link){.state = LINK_CONNECTING, .fd = fd, .peer = peer, .end = time_now() + seconds, .other = *to};
     no_delay(fd);
     hand_open_client(&l->hand, s->job, me, nonce);
     if (connect(fd, (const struct sockaddr *)&to->at, to->length) != 0 && errno != EINPROGRESS)
@@ -230,8 +219,7 @@ static void let_in(struct links *s)
     for (int i = 0; i < 64; i++) {
         struct tcp_address from = {.length = sizeof from.at};
         uint8_t nonce[HAND_NONCE_BYTES];
-        int fd = accept4(s->listener, (struct sockaddr *)&from.at, &from.length,
-                         SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = accept4(s->listener, (struct sockaddr *)&from.at, &from.length, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             if (errno == EMFILE || errno == ENFILE) {
                 free_oldest(s);
@@ -244,11 +232,8 @@ static void let_in(struct links *s)
             close(fd);
             return;
         }
-        *l = (struct link){.state = LINK_HANDSHAKE,
-                           .fd = fd,
-                           .peer = -1,
-                           .end = time_now() + handshake_seconds,
-                           .other = from};
+        *l = (struct link){
+            .state = LINK_HANDSHAKE, .fd = fd, .peer = -1, .end = time_now() + handshake_seconds, .other = from};
         no_delay(fd);
         hand_open_server(&l->hand, nonce);
     }
@@ -326,8 +311,7 @@ void links_turn(struct links *s, int ms)
         if (l->state != LINK_CONNECTING && l->state != LINK_HANDSHAKE)
             continue;
         bool out = l->state == LINK_CONNECTING || l->hand.n_out > 0;
-        s->poll[n++] =
-            (struct pollfd){.fd = l->fd, .events = (short)(POLLIN | (out ? POLLOUT : 0))};
+        s->poll[n++] = (struct pollfd){.fd = l->fd, .events = (short)(POLLIN | (out ? POLLOUT : 0))};
     }
     int n_links = n;
     if (s->listener >= 0)

@@ -48,8 +48,7 @@ static int left_ms(const struct start *s)
     return left <= 0 ? 0 : left > 0.2 ? 200 : (int)(left * 1000) + 1;
 }
 
-/* ---- whole messages over a finished connection
- * ------------------------------------------------------------------------------ */
+/* ---- whole messages over a finished connection ----------------------------------------------- */
 
 /* All bytes or false, within the time. */
 static bool transfer(const struct start *s, int fd, void *data, size_t n, bool in)
@@ -61,26 +60,20 @@ static bool transfer(const struct start *s, int fd, void *data, size_t n, bool i
                 return false;
             continue;
         }
-        ssize_t k = in ? recv(fd, (char *)data + at, n - at, 0)
-                       : send(fd, (char *)data + at, n - at, MSG_NOSIGNAL);
+        ssize_t k = in ? recv(fd, (char *)data + at, n - at, 0) : send(fd, (char *)data + at, n - at, MSG_NOSIGNAL);
         if (k <= 0 && !(k < 0 && (errno == EAGAIN || errno == EINTR)))
             return false;
         at += k > 0 ? (size_t)k : 0;
     }
     return true;
 }
-static bool take(const struct start *s, int fd, void *data, size_t n)
-{
-    return transfer(s, fd, data, n, true);
-}
+static bool take(const struct start *s, int fd, void *data, size_t n) { return transfer(s, fd, data, n, true); }
 static bool give(const struct start *s, int fd, const void *data, size_t n)
 {
     return transfer(s, fd, (void *)(uintptr_t)data, n, false); /* only read */
 }
 
-/* ---- rank 0
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- rank 0 ---------------------------------------------------------------------------------- */
 
 static int no_port(const struct start *s, int code, struct err *e)
 {
@@ -88,8 +81,8 @@ static int no_port(const struct start *s, int code, struct err *e)
     buf_init(&b, 0);
     for (int i = 0; i < s->n_ports; i++)
         buf_addf(&b, "%s%d", i > 0 ? ", " : "", s->port[i]);
-    err_set(e, ST_PEER, "rank 0 cannot listen at MASTER_ADDR=%s, port %s: %s", s->host,
-            b.text != NULL ? b.text : "?", strerror(code));
+    err_set(e, ST_PEER, "rank 0 cannot listen at MASTER_ADDR=%s, port %s: %s", s->host, b.text != NULL ? b.text : "?",
+            strerror(code));
     buf_release(&b);
     return err_hint(e, "give another port with parallel.port, or another MASTER_PORT; is an "
                        "earlier run still there?");
@@ -113,18 +106,17 @@ static int listen_first(struct start *s, struct err *e)
 static int check_hello(const struct start *s, const struct hand_hello *h, struct err *e)
 {
     if (h->size != s->l->size)
-        return err_set(e, ST_USAGE, "process %d on %s says WORLD_SIZE=%d, rank 0 says %d", h->pid,
-                       h->host, h->size, s->l->size);
+        return err_set(e, ST_USAGE, "process %d on %s says WORLD_SIZE=%d, rank 0 says %d", h->pid, h->host, h->size,
+                       s->l->size);
     if (h->rank < 0 || h->rank >= s->l->size)
-        return err_set(e, ST_USAGE,
-                       "process %d on %s says RANK=%d, which is not below WORLD_SIZE=%d", h->pid,
-                       h->host, h->rank, s->l->size);
+        return err_set(e, ST_USAGE, "process %d on %s says RANK=%d, which is not below WORLD_SIZE=%d", h->pid, h->host,
+                       h->rank, s->l->size);
     if (h->port < 1 || h->port > 65535)
-        return err_set(e, ST_USAGE, "process %d on %s (rank %d) says that it listens at port %d",
-                       h->pid, h->host, h->rank, h->port);
+        return err_set(e, ST_USAGE, "process %d on %s (rank %d) says that it listens at port %d", h->pid, h->host,
+                       h->rank, h->port);
     if (h->rank == 0 || s->fd[h->rank] >= 0)
-        return err_set(e, ST_USAGE, "two processes say RANK=%d: %d on %s and %d on %s", h->rank,
-                       s->came[h->rank].pid, s->came[h->rank].host, h->pid, h->host);
+        return err_set(e, ST_USAGE, "two processes say RANK=%d: %d on %s and %d on %s", h->rank, s->came[h->rank].pid,
+                       s->came[h->rank].host, h->pid, h->host);
     return ST_OK;
 }
 
@@ -140,8 +132,7 @@ static int admit(struct start *s, struct link *l, int refuse, struct err *e)
         give(s, l->fd, &no, sizeof no);
         return st;
     }
-    s->place[h->rank] =
-        (struct place){.at = l->other.at, .length = (uint32_t)l->other.length, .port = h->port};
+    s->place[h->rank] = (struct place){.at = l->other.at, .length = (uint32_t)l->other.length, .port = h->port};
     s->came[h->rank] = *h;
     s->fd[h->rank] = l->fd;
     l->fd = -1;
@@ -178,16 +169,14 @@ static int some_missing(const struct start *s, struct err *e)
     if (n > 8)
         buf_addf(&b, " and %d more", n - 8);
     if (s->n_wrong > 0)
-        buf_addf(&b, "; %d connection%s of this job did not know the secret, the last from %s",
-                 s->n_wrong, s->n_wrong > 1 ? "s" : "", tcp_text(&s->wrong, text));
+        buf_addf(&b, "; %d connection%s of this job did not know the secret, the last from %s", s->n_wrong,
+                 s->n_wrong > 1 ? "s" : "", tcp_text(&s->wrong, text));
     err_set(e, ST_PEER, "of %d ranks these did not come to rank 0 in time: %s", s->l->size,
             b.text != NULL ? b.text : "");
     buf_release(&b);
-    return err_hint(
-        e,
-        s->n_wrong > 0
-            ? "parallel.secret must be the same on every rank"
-            : "see their output; MASTER_ADDR and MASTER_PORT must lead to rank 0 from everywhere");
+    return err_hint(e, s->n_wrong > 0
+                           ? "parallel.secret must be the same on every rank"
+                           : "see their output; MASTER_ADDR and MASTER_PORT must lead to rank 0 from everywhere");
 }
 
 static int n_came(const struct start *s)
@@ -204,8 +193,8 @@ static int check_still_there(const struct start *s, struct err *e)
     for (int r = 1; r < s->l->size; r++) {
         char byte;
         if (s->fd[r] >= 0 && recv(s->fd[r], &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
-            return err_set(e, ST_PEER, "rank %d (process %d on %s) left during the start", r,
-                           s->came[r].pid, s->came[r].host);
+            return err_set(e, ST_PEER, "rank %d (process %d on %s) left during the start", r, s->came[r].pid,
+                           s->came[r].host);
     }
     return ST_OK;
 }
@@ -243,10 +232,9 @@ static int answer_all(struct start *s, struct err *e)
 {
     const struct answer yes = {.magic = hand_magic, .status = ST_OK};
     for (int r = 1; r < s->l->size; r++)
-        if (!give(s, s->fd[r], &yes, sizeof yes) ||
-            !give(s, s->fd[r], s->place, (size_t)s->l->size * sizeof *s->place))
-            return err_set(e, ST_PEER, "rank %d (process %d on %s) left during the start", r,
-                           s->came[r].pid, s->came[r].host);
+        if (!give(s, s->fd[r], &yes, sizeof yes) || !give(s, s->fd[r], s->place, (size_t)s->l->size * sizeof *s->place))
+            return err_set(e, ST_PEER, "rank %d (process %d on %s) left during the start", r, s->came[r].pid,
+                           s->came[r].host);
     return ST_OK;
 }
 
@@ -258,9 +246,7 @@ static int start_first(struct start *s, struct err *e)
     return st != ST_OK ? refuse_all(s, st) : answer_all(s, e);
 }
 
-/* ---- the others
- * --------------------------------------------------------------------------------------------------------------
- */
+/* ---- the others ------------------------------------------------------------------------------ */
 
 static int not_reached(const struct start *s, int code, struct err *e)
 {
@@ -270,8 +256,8 @@ static int not_reached(const struct start *s, int code, struct err *e)
                 tcp_text(&s->wrong, text));
         return err_hint(e, "parallel.secret must be the same on every rank");
     }
-    err_set(e, ST_PEER, "rank %d cannot reach rank 0 at %s, port %d%s: %s", s->l->rank, s->host,
-            s->port[0], s->n_ports > 1 ? " and those that stand in for it" : "", strerror(code));
+    err_set(e, ST_PEER, "rank %d cannot reach rank 0 at %s, port %d%s: %s", s->l->rank, s->host, s->port[0],
+            s->n_ports > 1 ? " and those that stand in for it" : "", strerror(code));
     return err_hint(e, "is rank 0 running, and do MASTER_ADDR and MASTER_PORT (or parallel.port) "
                        "lead to it from here?");
 }
@@ -280,8 +266,7 @@ static int not_reached(const struct start *s, int code, struct err *e)
 static bool try_port(struct start *s, const struct tcp_address *to, int *code)
 {
     double left = s->end - time_now();
-    struct link *l =
-        link_connect(&s->links, to, 0, &s->me, left < try_seconds ? left : try_seconds);
+    struct link *l = link_connect(&s->links, to, 0, &s->me, left < try_seconds ? left : try_seconds);
     if (l == NULL) {
         *code = errno;
         return false;
@@ -342,8 +327,7 @@ static int hear_first(struct start *s, struct err *e)
 static struct tcp_address address_of(const struct start *s, int r)
 {
     const struct place *p = &s->place[r];
-    struct tcp_address a = {.at = p->at,
-                            .length = p->length <= sizeof p->at ? p->length : sizeof p->at};
+    struct tcp_address a = {.at = p->at, .length = p->length <= sizeof p->at ? p->length : sizeof p->at};
     if (tcp_is_loopback(&a) && !tcp_is_loopback(&s->master[0]))
         a = s->master[0];
     tcp_set_port(&a, p->port);
@@ -377,8 +361,8 @@ static int meet_failed(const struct start *s, struct err *e)
         r++;
     struct tcp_address at = address_of(s, r);
     char text[TCP_TEXT];
-    err_set(e, ST_PEER, "rank %d and rank %d (which listens at %s) did not meet in time",
-            s->l->rank, r, tcp_text(&at, text));
+    err_set(e, ST_PEER, "rank %d and rank %d (which listens at %s) did not meet in time", s->l->rank, r,
+            tcp_text(&at, text));
     return err_hint(e, "every host must reach every other one; firewalls must let ranks connect to "
                        "any port of each other");
 }
@@ -413,8 +397,7 @@ static int start_other(struct start *s, struct err *e)
     tcp_listen_address(&s->master[0], s->named, &at);
     int listener, code = tcp_listen(&at, &listener, &port);
     if (code != 0)
-        return err_set(e, ST_PEER, "rank %d cannot listen for the others: %s", s->l->rank,
-                       strerror(code));
+        return err_set(e, ST_PEER, "rank %d cannot listen for the others: %s", s->l->rank, strerror(code));
     s->me.port = port;
     int st = reach_first(s, e);
     s->links.listener = listener; /* ranks above come once they have heard from rank 0 */
@@ -423,9 +406,7 @@ static int start_other(struct start *s, struct err *e)
     return meet_others(s, e);
 }
 
-/* ---- what the launcher says
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- what the launcher says ------------------------------------------------------------------ */
 
 /* parallel.secret: env:NAME or a file; one line end at its end does not count. */
 static int read_secret(struct start *s, const char *from, struct err *e)
@@ -436,8 +417,7 @@ static int read_secret(struct start *s, const char *from, struct err *e)
     if (str_starts(from, "env:")) {
         const char *value = getenv(from + 4);
         if (value == NULL)
-            return err_set(e, ST_USAGE, "parallel.secret=%s, but the environment has no %s", from,
-                           from + 4);
+            return err_set(e, ST_USAGE, "parallel.secret=%s, but the environment has no %s", from, from + 4);
         s->secret = strdup(value);
         if (s->secret == NULL)
             return err_set(e, ST_NOMEM, "no memory for the secret of parallel.secret");
@@ -447,9 +427,8 @@ static int read_secret(struct start *s, const char *from, struct err *e)
     }
     n -= n > 0 && s->secret[n - 1] == '\n';
     if (n < SECRET_MIN || n > SECRET_MAX) {
-        err_set(e, ST_USAGE,
-                "parallel.secret=%s has %zu bytes; at least %d are needed, at most %d are read",
-                from, n, SECRET_MIN, SECRET_MAX);
+        err_set(e, ST_USAGE, "parallel.secret=%s has %zu bytes; at least %d are needed, at most %d are read", from, n,
+                SECRET_MIN, SECRET_MAX);
         return err_hint(e, "head -c 32 /dev/urandom | base64 makes one");
     }
     s->job.key = s->secret;
@@ -471,8 +450,7 @@ static void list_ports(struct start *s, int master_port, int option)
     if (!taken)
         s->port[s->n_ports++] = master_port;
     for (int i = 0; i < 4; i++)
-        s->port[s->n_ports++] =
-            10000 + (int)(hash64(&s->job.job, sizeof s->job.job, (uint64_t)i) % 22000);
+        s->port[s->n_ports++] = 10000 + (int)(hash64(&s->job.job, sizeof s->job.job, (uint64_t)i) % 22000);
 }
 
 static int read_launch(struct start *s, const struct world_opts *o, struct err *e)

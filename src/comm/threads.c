@@ -1,6 +1,6 @@
-/* Ranks of one process, one thread each. An exchange is a meeting: each rank publishes what it sends, waits until all have,
- * takes what is for it, and waits until all have taken. On a GPU the ranks share the device: lanes are drained before the
- * meeting, and the bytes are copied on the device. No thread spins: there may be fewer cores than ranks. */
+/* Ranks of one process, one thread each. An exchange is a meeting: each rank publishes what it sends, waits until all
+ * have, takes what is for it, and waits until all have taken. On a GPU the ranks share the device: lanes are drained
+ * before the meeting, and the bytes are copied on the device. No thread spins: there may be fewer cores than ranks. */
 #include "comm/comm_int.h"
 #include "comm/gpu_int.h"
 
@@ -74,7 +74,8 @@ static int look(struct comm *c, struct wait *t, const int *missing, int n, struc
     return st;
 }
 
-/* A rank that gives up before all have arrived withdraws its arrival, so that no other goes on to read what it published. */
+/* A rank that gives up before all have arrived withdraws its arrival, so that no other goes on to read what it
+ * published. */
 static int wait_until_all_came(struct comm *c, struct meeting *meeting, int64_t number, struct err *e)
 {
     struct rendezvous *h = rendezvous_of(c);
@@ -125,12 +126,13 @@ static void leave(struct rendezvous *h, struct rank_slot *s)
 }
 
 /* What a peer has for this rank, in order, against what this rank takes from it. */
-static int take_from(struct comm *c, struct lane *l, const struct exchange *mine, int peer, const struct exchange *theirs, struct err *e)
+static int take_from(struct comm *c, struct lane *l, const struct exchange *mine, int peer,
+                     const struct exchange *theirs, struct err *e)
 {
     int at = 0, world_peer = c->ranks[peer];
     if (mine->op != theirs->op)
-        return err_set(e, ST_INTERNAL, "ranks %d and %d met in group %s for different things: '%s' and '%s'", c->world->rank, world_peer, c->name,
-                       mine->what, theirs->what);
+        return err_set(e, ST_INTERNAL, "ranks %d and %d met in group %s for different things: '%s' and '%s'",
+                       c->world->rank, world_peer, c->name, mine->what, theirs->what);
     for (int i = 0; i < mine->n; i++) {
         const struct part *p = &mine->part[i];
         if (p->peer != peer || p->recv == NULL)
@@ -138,17 +140,18 @@ static int take_from(struct comm *c, struct lane *l, const struct exchange *mine
         while (at < theirs->n && (theirs->part[at].peer != c->rank || theirs->part[at].send == NULL))
             at++;
         if (at == theirs->n || theirs->part[at].send_bytes != p->recv_bytes)
-            return err_set(e, ST_INTERNAL, "'%s' in group %s: rank %d takes %lld bytes from rank %d, which sends %lld in '%s'", mine->what, c->name,
-                           c->world->rank, (long long)p->recv_bytes, world_peer, at == theirs->n ? 0LL : (long long)theirs->part[at].send_bytes,
-                           theirs->what);
+            return err_set(e, ST_INTERNAL,
+                           "'%s' in group %s: rank %d takes %lld bytes from rank %d, which sends %lld in '%s'",
+                           mine->what, c->name, c->world->rank, (long long)p->recv_bytes, world_peer,
+                           at == theirs->n ? 0LL : (long long)theirs->part[at].send_bytes, theirs->what);
         TRY(move_bytes(l, p->recv, theirs->part[at].send, p->recv_bytes, e));
         at++;
     }
     while (at < theirs->n && (theirs->part[at].peer != c->rank || theirs->part[at].send == NULL))
         at++;
     if (at < theirs->n)
-        return err_set(e, ST_INTERNAL, "'%s' in group %s: rank %d sends rank %d %lld bytes that are not taken", theirs->what, c->name, world_peer,
-                       c->world->rank, (long long)theirs->part[at].send_bytes);
+        return err_set(e, ST_INTERNAL, "'%s' in group %s: rank %d sends rank %d %lld bytes that are not taken",
+                       theirs->what, c->name, world_peer, c->world->rank, (long long)theirs->part[at].send_bytes);
     return ST_OK;
 }
 
@@ -216,8 +219,8 @@ static int threads_recv(struct comm *c, struct lane *l, void *data, const struct
         return st;
     st = ST_OK;
     if (message->bytes != from->bytes)
-        st = err_set(e, ST_INTERNAL, "rank %d receives %lld bytes from rank %d (tag %d), which sent %lld", c->world->rank, (long long)from->bytes, peer,
-                     from->tag, (long long)message->bytes);
+        st = err_set(e, ST_INTERNAL, "rank %d receives %lld bytes from rank %d (tag %d), which sent %lld",
+                     c->world->rank, (long long)from->bytes, peer, from->tag, (long long)message->bytes);
     else
         st = move_bytes(l, data, message->data, from->bytes, e);
     if (st == ST_OK && on_gpu(l))
@@ -228,7 +231,7 @@ static int threads_recv(struct comm *c, struct lane *l, void *data, const struct
     return st;
 }
 
-/* ---- meetings: the first member to come makes one, the rendezvous removes it -------------------------------------------------- */
+/* ---- meetings: the first member to come makes one, the rendezvous removes it ----------------- */
 
 static int meeting_new(const struct comm *c, struct meeting **out, struct err *e)
 {
@@ -269,11 +272,14 @@ static int threads_comm_open(struct comm *c, struct err *e)
 /* A meeting stays until the rendezvous goes: a slower member may not have come yet. */
 static void threads_comm_close(struct comm *c) { c->native = NULL; }
 
-const struct transport transport_threads = {
-    .name = "threads", .exchange = threads_exchange, .send = threads_send, .recv = threads_recv, .comm_open = threads_comm_open,
-    .comm_close = threads_comm_close};
+const struct transport transport_threads = {.name = "threads",
+                                            .exchange = threads_exchange,
+                                            .send = threads_send,
+                                            .recv = threads_recv,
+                                            .comm_open = threads_comm_open,
+                                            .comm_close = threads_comm_close};
 
-/* ---- the ranks -------------------------------------------------------------------------------------------------------------------- */
+/* ---- the ranks ------------------------------------------------------------------------------- */
 
 struct rank_thread {
     pthread_t thread;
@@ -365,7 +371,8 @@ static int start_rank(struct rank_thread *t, struct err *e)
     return t->status;
 }
 
-int world_threads(const struct world_opts *o, int (*fn)(struct world *w, void *ctx, struct err *e), void *ctx, struct err *e)
+int world_threads(const struct world_opts *o, int (*fn)(struct world *w, void *ctx, struct err *e), void *ctx,
+                  struct err *e)
 {
     struct rendezvous h;
     struct rank_thread *t = NULL;

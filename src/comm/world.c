@@ -113,7 +113,8 @@ static int no_mpi(struct world **out, const struct world_opts *o, struct err *e)
     (void)out;
     (void)o;
     err_set(e, ST_UNSUPPORTED, "this braid was built without MPI");
-    return err_hint(e, "install libopenmpi-dev and build again, or use thread ranks: parallel.comm=threads --parallel.ranks=N");
+    return err_hint(
+        e, "install libopenmpi-dev and build again, or use thread ranks: parallel.comm=threads --parallel.ranks=N");
 }
 const struct transport_kind transport_kind_mpi = {.ranks = RANKS_PROCESSES, .host_only = true, .open = no_mpi};
 #endif
@@ -147,7 +148,8 @@ int world_device(struct world *w, struct dev *dev, struct err *e)
 {
     w->dev = dev;
     if (kind_of(w->kind)->host_only && dev->kind == DEV_CUDA) {
-        err_set(e, ST_UNSUPPORTED, "parallel.comm=%s moves host memory, but the device is %s", comm_kind_name(w->kind), dev->name);
+        err_set(e, ST_UNSUPPORTED, "parallel.comm=%s moves host memory, but the device is %s", comm_kind_name(w->kind),
+                dev->name);
         return err_hint(e, "use parallel.comm=nccl with GPUs, or run.device=cpu");
     }
     return w->on_lane->device != NULL ? w->on_lane->device(w, e) : ST_OK;
@@ -166,7 +168,10 @@ int world_sync(struct world *w, const char *what, struct err *e)
     return w->dev != NULL ? w->dev->vt->sync(w->dev, e) : ST_OK;
 }
 
-bool world_captures(const struct world *w, bool sends) { return w->on_lane->captures && !(sends && w->on_lane->sends_apart); }
+bool world_captures(const struct world *w, bool sends)
+{
+    return w->on_lane->captures && !(sends && w->on_lane->sends_apart);
+}
 int world_rank(const struct world *w) { return w->rank; }
 int world_size(const struct world *w) { return w->size; }
 enum comm_kind world_kind(const struct world *w) { return w->kind; }
@@ -190,14 +195,15 @@ void world_close(struct world *w)
 
 struct comm *world_comm(struct world *w) { return w->all; }
 
-/* ---- groups --------------------------------------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 static int check_group(const struct world *w, const char *name, const int *ranks, int n, struct err *e)
 {
     bool here = false;
     for (int i = 0; i < n; i++) {
         if (ranks[i] < 0 || ranks[i] >= w->size || (i > 0 && ranks[i] <= ranks[i - 1]))
-            return err_set(e, ST_INTERNAL, "group %s on rank %d: ranks must rise and be below %d, member %d is %d", name, w->rank, w->size, i, ranks[i]);
+            return err_set(e, ST_INTERNAL, "group %s on rank %d: ranks must rise and be below %d, member %d is %d",
+                           name, w->rank, w->size, i, ranks[i]);
         here |= ranks[i] == w->rank;
     }
     if (n > 0 && !here)
@@ -213,7 +219,8 @@ static int check_members(struct world *w, const char *name, const int *ranks, in
     int st = comm_host_gather(w->all, name, &mine, (int64_t)sizeof mine, all, e);
     for (int i = 0; st == ST_OK && i < n; i++)
         if (all[ranks[i]] != mine)
-            st = err_set(e, ST_INTERNAL, "rank %d counts rank %d as a member of its group %s, which that rank does not", w->rank, ranks[i], name);
+            st = err_set(e, ST_INTERNAL, "rank %d counts rank %d as a member of its group %s, which that rank does not",
+                         w->rank, ranks[i], name);
     free(all);
     return st;
 }
@@ -241,7 +248,7 @@ int comm_open(struct world *w, const char *name, const int *ranks, int n, struct
     return st;
 }
 
-/* ---- agreement ----------------------------------------------------------------------------------------------------------------- */
+/* ---- agreement ------------------------------------------------------------------------------- */
 
 /* Every rank takes over the error of rank `from` of the group. */
 static int spread_error(struct comm *c, const char *what, int from, struct err *e)
@@ -301,7 +308,8 @@ static void first_difference(const char *a, const char *b, char *la, char *lb, s
 }
 
 /* Both texts on every rank, so that every rank has the same message. */
-static int show_difference(struct world *w, const char *what, const char *text, int other, const int64_t *lengths, struct err *e)
+static int show_difference(struct world *w, const char *what, const char *text, int other, const int64_t *lengths,
+                           struct err *e)
 {
     char *both[2] = {NULL, NULL}, la[200] = "", lb[200] = "";
     int who[2] = {0, other}, st = ST_OK;
@@ -348,7 +356,7 @@ int world_same(struct world *w, const char *what, const char *text, struct err *
     return st;
 }
 
-/* ---- the end of a rank ------------------------------------------------------------------------------------------------------------ */
+/* ---- the end of a rank ----------------------------------------------------------------------- */
 
 /* In one write, so that the words of ranks do not mix. */
 static void say(const struct world *w, const struct err *e)
@@ -370,8 +378,8 @@ static void say(const struct world *w, const struct err *e)
     buf_release(&b);
 }
 
-/* Others see the failure on the board and end too. The launcher ends all once a process has ended badly, so the last words of
- * each must be out before that. */
+/* Others see the failure on the board and end too. The launcher ends all once a process has ended badly, so the last
+ * words of each must be out before that. */
 static void linger(struct world *w)
 {
     enum { TRIES = 40, AT_LEAST = 12 };

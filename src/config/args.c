@@ -23,7 +23,7 @@ struct parsing {
     struct err *e;
 };
 
-/* ---- names ---------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static const struct option_alias *find_alias(const struct option *o, const char *name)
 {
@@ -43,7 +43,7 @@ static int unknown_option(const struct parsing *p, const char *name)
     return suggest_option(name, "--", extra, n, p->e);
 }
 
-/* ---- values --------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 /* The next word as a value, or NULL: a word with two dashes is an option, never a value. */
 static const char *take_value(struct parsing *p, int *at)
@@ -62,14 +62,12 @@ static int need_value(const struct parsing *p, const char *name)
 /* All words up to the next option or INI file, joined by spaces. */
 static int take_words(struct parsing *p, int *at, struct buf *out)
 {
-    while (*at + 1 < p->argc && !str_starts(p->argv[*at + 1], "--") &&
-           !str_ends(p->argv[*at + 1], ".ini"))
+    while (*at + 1 < p->argc && !str_starts(p->argv[*at + 1], "--") && !str_ends(p->argv[*at + 1], ".ini"))
         buf_addf(out, "%s%s", out->len ? " " : "", p->argv[++*at]);
     return buf_check(out, p->e);
 }
 
-static int set_once(struct parsing *p, const struct option *o, const char *written,
-                    const char *value)
+static int set_once(struct parsing *p, const struct option *o, const char *written, const char *value)
 {
     bool *seen = &p->seen[option_index(o)];
     if (!p->apply) {
@@ -115,8 +113,7 @@ static int take_alias(struct parsing *p, const struct word *w, int *at, bool *fo
             continue;
         *found = true;
         if (a->value != NULL && w->value != NULL) {
-            st = err_set(p->e, ST_USAGE, "--%s takes no value; it means --%s=%s", a->name, o->name,
-                         a->value);
+            st = err_set(p->e, ST_USAGE, "--%s takes no value; it means --%s=%s", a->name, o->name, a->value);
             break;
         }
         if (a->value == NULL && value == NULL) {
@@ -147,7 +144,8 @@ static int take_group(struct parsing *p, const struct word *w, int *at)
     if (value == NULL)
         return need_value(p, w->name);
     for (int i = 0; i < start && !p->apply; i++)
-        if (str_starts(p->argv[i], "--") && strncmp(p->argv[i] + 2, w->name, n) == 0 && (p->argv[i][2 + n] == '\0' || p->argv[i][2 + n] == '='))
+        if (str_starts(p->argv[i], "--") && strncmp(p->argv[i] + 2, w->name, n) == 0 &&
+            (p->argv[i][2 + n] == '\0' || p->argv[i][2 + n] == '='))
             return err_set(p->e, ST_USAGE, "--%s is given twice on the command line", w->name);
     if (strchr(w->name + strlen(GROUP_SECTION "."), '.') == NULL) {
         err_set(p->e, ST_USAGE, "--%s says nothing about the group", w->name);
@@ -237,7 +235,7 @@ out:
     return st;
 }
 
-/* ---- words ---------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 static int take_positional(struct parsing *p, const char *word)
 {
@@ -305,8 +303,7 @@ static int walk(struct parsing *p)
     return ST_OK;
 }
 
-int config_parse_args(struct config *c, int argc, char *const *argv, struct config_args *args,
-                      struct err *e)
+int config_parse_args(struct config *c, int argc, char *const *argv, struct config_args *args, struct err *e)
 {
     struct err local = {0};
     struct parsing p = {.c = c, .argc = argc, .argv = argv, .args = args, .e = e ? e : &local};

@@ -5,10 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
-static void *field(const struct config *c, const struct option *o)
-{
-    return (char *)(uintptr_t)c + o->offset;
-}
+static void *field(const struct config *c, const struct option *o) { return (char *)(uintptr_t)c + o->offset; }
 
 int config_init(struct config *c, struct err *e)
 {
@@ -34,7 +31,7 @@ void config_release(struct config *c)
     memset(c, 0, sizeof *c);
 }
 
-/* ---- one value ------------------------------------------------------------------------------ */
+/* ---- one value ------------------------------------------------------------------------------- */
 
 const char *option_type_name(const struct option *o)
 {
@@ -83,8 +80,8 @@ static const char *origin_prefix(struct config_origin o, char *out, size_t size)
     return out;
 }
 
-static int bad_value(const struct option *o, const char *text, struct config_origin origin,
-                     const char *problem, struct err *e)
+static int bad_value(const struct option *o, const char *text, struct config_origin origin, const char *problem,
+                     struct err *e)
 {
     char prefix[320];
     struct buf range;
@@ -184,8 +181,7 @@ int option_store(struct config *c, void *base, const struct option *o, const cha
     return ST_OK;
 }
 
-int option_set(struct config *c, const struct option *o, const char *text,
-               struct config_origin origin, struct err *e)
+int option_set(struct config *c, const struct option *o, const char *text, struct config_origin origin, struct err *e)
 {
     TRY(option_store(c, c, o, text, origin, e));
     c->origin[option_index(o)] = origin;
@@ -231,7 +227,7 @@ bool option_is_automatic(const struct config *c, const struct option *o)
     return o->type == OPT_INT ? *(int64_t *)field(c, o) == 0 : *(double *)field(c, o) == 0;
 }
 
-/* ---- by name -------------------------------------------------------------------------------- */
+/* ---- by name --------------------------------------------------------------------------------- */
 
 static int unknown_name(const char *name, struct err *e)
 {
@@ -239,8 +235,7 @@ static int unknown_name(const char *name, struct err *e)
     return suggest_option(name, "", NULL, 0, e);
 }
 
-int config_set(struct config *c, const char *name, const char *value, const char *label,
-               struct err *e)
+int config_set(struct config *c, const char *name, const char *value, const char *label, struct err *e)
 {
     const struct option *o = option_find(name);
     if (o == NULL && !group_named(name))
@@ -312,18 +307,17 @@ const char *config_source_text(const struct config *c, const char *name, char *o
     return out;
 }
 
-/* ---- saved configs -------------------------------------------------------------------------- */
+/* ---- saved configs --------------------------------------------------------------------------- */
 
 /* About the model, an explicit "automatic" is no opinion: the checkpoint has the number. */
 static bool user_set(const struct config *c, const struct option *o)
 {
     enum config_source s = c->origin[option_index(o)].source;
-    return (s == CFG_FROM_FILE || s == CFG_FROM_COMMAND) &&
-           !((o->flags & OPT_MODEL) && option_is_automatic(c, o));
+    return (s == CFG_FROM_FILE || s == CFG_FROM_COMMAND) && !((o->flags & OPT_MODEL) && option_is_automatic(c, o));
 }
 
-static int conflict(const struct config *c, const struct config *saved, const struct option *o,
-                    const char *label, struct err *e)
+static int conflict(const struct config *c, const struct config *saved, const struct option *o, const char *label,
+                    struct err *e)
 {
     struct buf mine, theirs;
     char from[320];
@@ -331,17 +325,16 @@ static int conflict(const struct config *c, const struct config *saved, const st
     buf_init(&theirs, 0);
     option_text(c, o, &mine);
     option_text(saved, o, &theirs);
-    err_set(e, ST_CONFLICT, "%s is %.160s (%s), but the checkpoint %.160s was made with %.160s",
-            o->name, mine.text ? mine.text : "?", config_source_text(c, o->name, from, sizeof from),
-            label, theirs.text ? theirs.text : "?");
+    err_set(e, ST_CONFLICT, "%s is %.160s (%s), but the checkpoint %.160s was made with %.160s", o->name,
+            mine.text ? mine.text : "?", config_source_text(c, o->name, from, sizeof from), label,
+            theirs.text ? theirs.text : "?");
     buf_release(&mine);
     buf_release(&theirs);
-    return err_hint(e, "the model cannot change once it exists: leave %s out, or start a new run",
-                    o->name);
+    return err_hint(e, "the model cannot change once it exists: leave %s out, or start a new run", o->name);
 }
 
-static void report_change(const struct config *c, const struct config *saved,
-                          const struct option *o, struct buf *changes)
+static void report_change(const struct config *c, const struct config *saved, const struct option *o,
+                          struct buf *changes)
 {
     if (changes == NULL || option_equal(c, saved, o))
         return;
@@ -352,8 +345,8 @@ static void report_change(const struct config *c, const struct config *saved,
     buf_add(changes, "\n");
 }
 
-static int take_saved(struct config *c, const struct config *saved, const struct option *o,
-                      const char *label, struct err *e)
+static int take_saved(struct config *c, const struct config *saved, const struct option *o, const char *label,
+                      struct err *e)
 {
     struct buf text;
     buf_init(&text, 0);
@@ -381,11 +374,12 @@ static bool same_pattern(const char *a, const char *b)
 
 static bool same_model(const struct config *a, const struct config *b, const struct option *o)
 {
-    return option_equal(a, b, o) || (strcmp(o->name, "model.pattern") == 0 && same_pattern(a->model.pattern, b->model.pattern));
+    return option_equal(a, b, o) ||
+           (strcmp(o->name, "model.pattern") == 0 && same_pattern(a->model.pattern, b->model.pattern));
 }
 
-int config_load_saved(struct config *c, const char *text, size_t len, const char *label,
-                      enum config_saved_mode mode, struct buf *changes, struct err *e)
+int config_load_saved(struct config *c, const char *text, size_t len, const char *label, enum config_saved_mode mode,
+                      struct buf *changes, struct err *e)
 {
     struct config saved;
     TRY(config_init(&saved, e));
@@ -396,7 +390,8 @@ int config_load_saved(struct config *c, const char *text, size_t len, const char
     TRY_OUT(derive_depths(c, e));
     for (int i = 0; i < config_n_options; i++) {
         const struct option *o = &config_options[i];
-        bool adapted = mode == CFG_SAVED_MODEL && saved.lora.rank == 0 && str_starts(o->name, "lora."); /* a base gets adapters */
+        /* a base gets adapters */
+        bool adapted = mode == CFG_SAVED_MODEL && saved.lora.rank == 0 && str_starts(o->name, "lora.");
         if ((o->flags & OPT_MODEL) && user_set(c, o) && !adapted && !same_model(c, &saved, o)) {
             st = conflict(c, &saved, o, label, e);
             goto out;

@@ -16,76 +16,70 @@
 #include "kind/transports.h"
 
 /* Values of the enumerated options: C name and text are one list, so they cannot drift apart. */
-#define CONFIG_ACT(X)                                                                              \
-    X(CFG_ACT_SWIGLU, "swiglu")                                                                    \
-    X(CFG_ACT_GEGLU, "geglu")                                                                      \
-    X(CFG_ACT_QUICK_GEGLU, "quick_geglu")                                                          \
-    X(CFG_ACT_GELU, "gelu")                                                                        \
-    X(CFG_ACT_QUICK_GELU, "quick_gelu")                                                            \
-    X(CFG_ACT_RELU2, "relu2")                                                                      \
+#define CONFIG_ACT(X)                                                                                                  \
+    X(CFG_ACT_SWIGLU, "swiglu")                                                                                        \
+    X(CFG_ACT_GEGLU, "geglu")                                                                                          \
+    X(CFG_ACT_QUICK_GEGLU, "quick_geglu")                                                                              \
+    X(CFG_ACT_GELU, "gelu")                                                                                            \
+    X(CFG_ACT_QUICK_GELU, "quick_gelu")                                                                                \
+    X(CFG_ACT_RELU2, "relu2")                                                                                          \
     X(CFG_ACT_SILU, "silu")
-#define CONFIG_SINK(X)                                                                             \
-    X(CFG_SINK_NONE, "none")                                                                       \
-    X(CFG_SINK_OFF_BY_ONE, "off_by_one")                                                           \
+#define CONFIG_SINK(X)                                                                                                 \
+    X(CFG_SINK_NONE, "none")                                                                                           \
+    X(CFG_SINK_OFF_BY_ONE, "off_by_one")                                                                               \
     X(CFG_SINK_LEARNABLE, "learnable")
 #define CONFIG_NORM(X) X(CFG_NORM_RMS, "rms") X(CFG_NORM_LAYER, "layer")
-#define CONFIG_QK_NORM(X)                                                                          \
-    X(CFG_QK_NORM_OFF, "off") X(CFG_QK_NORM_HEAD, "on") X(CFG_QK_NORM_ROW, "row")
+#define CONFIG_QK_NORM(X) X(CFG_QK_NORM_OFF, "off") X(CFG_QK_NORM_HEAD, "on") X(CFG_QK_NORM_ROW, "row")
 #define CONFIG_POSITION(X) X(CFG_POSITION_ROPE, "rope") X(CFG_POSITION_LEARNED, "learned")
-#define CONFIG_ROPE(X)                                                                             \
-    X(CFG_ROPE_NONE, "none") X(CFG_ROPE_HALF, "half") X(CFG_ROPE_INTERLEAVED, "interleaved")
-#define CONFIG_ROPE_SCALING(X)                                                                     \
-    X(CFG_ROPE_SCALING_NONE, "none")                                                               \
-    X(CFG_ROPE_SCALING_LINEAR, "linear")                                                           \
-    X(CFG_ROPE_SCALING_LLAMA3, "llama3")                                                           \
+#define CONFIG_ROPE(X) X(CFG_ROPE_NONE, "none") X(CFG_ROPE_HALF, "half") X(CFG_ROPE_INTERLEAVED, "interleaved")
+#define CONFIG_ROPE_SCALING(X)                                                                                         \
+    X(CFG_ROPE_SCALING_NONE, "none")                                                                                   \
+    X(CFG_ROPE_SCALING_LINEAR, "linear")                                                                               \
+    X(CFG_ROPE_SCALING_LLAMA3, "llama3")                                                                               \
     X(CFG_ROPE_SCALING_YARN, "yarn")
-#define CONFIG_ROUTER(X)                                                                           \
-    X(CFG_ROUTER_SOFTMAX, "softmax")                                                               \
-    X(CFG_ROUTER_SIGMOID, "sigmoid")                                                               \
+#define CONFIG_ROUTER(X)                                                                                               \
+    X(CFG_ROUTER_SOFTMAX, "softmax")                                                                                   \
+    X(CFG_ROUTER_SIGMOID, "sigmoid")                                                                                   \
     X(CFG_ROUTER_SQRTSOFTPLUS, "sqrtsoftplus")
 #define CONFIG_DROP(X) X(CFG_DROP_PROBS, "probs") X(CFG_DROP_LATE, "position")
 #define CONFIG_MAMBA_NORM(X) X(CFG_MAMBA_NORM_GROUP, "group") X(CFG_MAMBA_NORM_WHOLE, "whole")
 #define CONFIG_MHC(X) X(CFG_MHC_D, "d") X(CFG_MHC_S, "s")
 /* In the order of enum mhc_kernels. */
-#define CONFIG_MHC_KERNELS(X)                                                                      \
-    X(CFG_MHC_KERNELS_AUTO, "auto") X(CFG_MHC_KERNELS_BOUNDARY, "boundary")                     \
-    X(CFG_MHC_KERNELS_PRIMITIVE, "primitive") X(CFG_MHC_KERNELS_REF, "ref")
-#define CONFIG_GRANULARITY(X)                                                                      \
-    X(CFG_GRANULARITY_NONE, "none") X(CFG_GRANULARITY_SELECTIVE, "selective")                      \
-    X(CFG_GRANULARITY_FULL, "full")
-#define CONFIG_INIT_SCALE(X)                                                                       \
-    X(CFG_INIT_SCALE_AUTO, "auto")                                                                 \
-    X(CFG_INIT_SCALE_GPT, "gpt")                                                                   \
-    X(CFG_INIT_SCALE_HYBRID, "hybrid")                                                             \
+#define CONFIG_MHC_KERNELS(X)                                                                                          \
+    X(CFG_MHC_KERNELS_AUTO, "auto")                                                                                    \
+    X(CFG_MHC_KERNELS_BOUNDARY, "boundary") X(CFG_MHC_KERNELS_PRIMITIVE, "primitive") X(CFG_MHC_KERNELS_REF, "ref")
+#define CONFIG_GRANULARITY(X)                                                                                          \
+    X(CFG_GRANULARITY_NONE, "none") X(CFG_GRANULARITY_SELECTIVE, "selective") X(CFG_GRANULARITY_FULL, "full")
+#define CONFIG_INIT_SCALE(X)                                                                                           \
+    X(CFG_INIT_SCALE_AUTO, "auto")                                                                                     \
+    X(CFG_INIT_SCALE_GPT, "gpt")                                                                                       \
+    X(CFG_INIT_SCALE_HYBRID, "hybrid")                                                                                 \
     X(CFG_INIT_SCALE_NONE, "none")
-#define CONFIG_SCHEDULE(X)                                                                         \
-    X(CFG_SCHEDULE_CONSTANT, "constant")                                                           \
-    X(CFG_SCHEDULE_LINEAR, "linear")                                                               \
-    X(CFG_SCHEDULE_COSINE, "cosine")                                                               \
+#define CONFIG_SCHEDULE(X)                                                                                             \
+    X(CFG_SCHEDULE_CONSTANT, "constant")                                                                               \
+    X(CFG_SCHEDULE_LINEAR, "linear")                                                                                   \
+    X(CFG_SCHEDULE_COSINE, "cosine")                                                                                   \
     X(CFG_SCHEDULE_WSD, "wsd")
-#define CONFIG_WSD_STYLE(X)                                                                        \
-    X(CFG_WSD_LINEAR, "linear")                                                                    \
-    X(CFG_WSD_COSINE, "cosine")                                                                    \
-    X(CFG_WSD_EXPONENTIAL, "exponential")                                                          \
+#define CONFIG_WSD_STYLE(X)                                                                                            \
+    X(CFG_WSD_LINEAR, "linear")                                                                                        \
+    X(CFG_WSD_COSINE, "cosine")                                                                                        \
+    X(CFG_WSD_EXPONENTIAL, "exponential")                                                                              \
     X(CFG_WSD_MINUS_SQRT, "minus_sqrt")
 #define CONFIG_NONFINITE(X) X(CFG_NONFINITE_STOP, "stop") X(CFG_NONFINITE_SKIP, "skip")
-#define CONFIG_DEVICE(X)                                                                           \
-    X(CFG_DEVICE_CPU, "cpu") X(CFG_DEVICE_REF, "ref") X(CFG_DEVICE_CUDA, "cuda")
+#define CONFIG_DEVICE(X) X(CFG_DEVICE_CPU, "cpu") X(CFG_DEVICE_REF, "ref") X(CFG_DEVICE_CUDA, "cuda")
 #define CONFIG_TRANSPORT(X, id, name) X(CFG_COMM_##id, #name)
 #define CONFIG_COMM(X) X(CFG_COMM_AUTO, "auto") TRANSPORTS(CONFIG_TRANSPORT, X)
-#define CONFIG_OVERLAP(X)                                                                          \
-    X(CFG_OVERLAP_NONE, "none") X(CFG_OVERLAP_EP, "ep") X(CFG_OVERLAP_DW, "dw")
+#define CONFIG_OVERLAP(X) X(CFG_OVERLAP_NONE, "none") X(CFG_OVERLAP_EP, "ep") X(CFG_OVERLAP_DW, "dw")
 #define CONFIG_REDUCE(X) X(CFG_REDUCE_FP32, "fp32") X(CFG_REDUCE_BF16, "bf16")
 #define CONFIG_FUSED(X) X(CFG_FUSED_AUTO, "auto") X(CFG_FUSED_ON, "on") X(CFG_FUSED_OFF, "off")
 #define CONFIG_PRECISION(X) X(CFG_PRECISION_BF16, "bf16") X(CFG_PRECISION_FP32, "fp32") X(CFG_PRECISION_FP8, "fp8")
 #define CONFIG_FP8_RECIPE(X) X(CFG_FP8_BLOCKWISE, "blockwise") X(CFG_FP8_TENSOR, "tensor") X(CFG_FP8_MX, "mxfp8")
 #define CONFIG_FP8_GRAD(X) X(CFG_FP8_GRAD_E4M3, "e4m3") X(CFG_FP8_GRAD_E5M2, "e5m2")
-#define CONFIG_RESUME(X)                                                                           \
-    X(CFG_RESUME_AUTO, "auto") X(CFG_RESUME_NEVER, "never") X(CFG_RESUME_MUST, "must")
+#define CONFIG_RESUME(X) X(CFG_RESUME_AUTO, "auto") X(CFG_RESUME_NEVER, "never") X(CFG_RESUME_MUST, "must")
 
-#define CONFIG_LOAD_ALLOW(X)                                                                       \
-    X(CFG_LOAD_ALLOW_NONE, "none") X(CFG_LOAD_ALLOW_MISSING, "missing")                            \
-    X(CFG_LOAD_ALLOW_UNEXPECTED, "unexpected") X(CFG_LOAD_ALLOW_BOTH, "both")
+#define CONFIG_LOAD_ALLOW(X)                                                                                           \
+    X(CFG_LOAD_ALLOW_NONE, "none")                                                                                     \
+    X(CFG_LOAD_ALLOW_MISSING, "missing") X(CFG_LOAD_ALLOW_UNEXPECTED, "unexpected") X(CFG_LOAD_ALLOW_BOTH, "both")
 
 #define CONFIG_FREEZE(X) X(CFG_FREEZE_AUTO, "auto") X(CFG_FREEZE_ON, "on") X(CFG_FREEZE_OFF, "off")
 
@@ -129,8 +123,8 @@ struct config_model {
     const char *mtp_pattern; /* already part of the pattern after config_finish */
     int64_t mtp_layers;
     int64_t hidden, heads, kv_heads, head_dim, ffn; /* kv_heads, head_dim, ffn: (auto) */
-    int64_t vocab, vocab_multiple; /* vocab 0: set by config_set_auto once the tokenizer is known */
-    int act;                       /* enum config_act */
+    int64_t vocab, vocab_multiple;                  /* vocab 0: set by config_set_auto once the tokenizer is known */
+    int act;                                        /* enum config_act */
     double act_clamp, act_alpha, act_offset;
     int norm; /* enum config_norm */
     double norm_eps;
@@ -234,7 +228,7 @@ struct config_plan {
     const char *recompute;
     int recompute_granularity;   /* enum config_granularity */
     const char *recompute_block; /* "off", "auto" or a number */
-    int fused_experts; /* enum config_fused */
+    int fused_experts;           /* enum config_fused */
     bool delay_dw, poison;
     int64_t random_lanes;
     bool sync, find_nan, graphs;
@@ -243,14 +237,14 @@ struct config_plan {
 };
 
 struct config_mhc_run {
-    int kernels; /* enum config_mhc_kernels */
+    int kernels;  /* enum config_mhc_kernels */
     bool rebuild; /* several layers in one replay */
 };
 
 struct config_parallel {
-    int comm; /* enum config_comm */
+    int comm;                   /* enum config_comm */
     int64_t ranks, pp, vpp, ep; /* ranks, vpp: (auto) */
-    int overlap; /* enum config_overlap */
+    int overlap;                /* enum config_overlap */
     int64_t pp_group, first_layers, last_layers;
     int64_t zero; /* 0 .. 3 */
     int reduce;   /* enum config_reduce */
@@ -337,12 +331,10 @@ void config_release(struct config *c);
  * indented line continues the value above it. A string may be written "in quotes" with the escapes
  * \n \t \r \" \\ \xHH; quoted pieces on continued lines join without a space. 1 MiB at most. */
 int config_read_ini(struct config *c, const char *path, struct err *e);
-int config_read_ini_text(struct config *c, const char *text, size_t len, const char *label,
-                         struct err *e);
+int config_read_ini_text(struct config *c, const char *text, size_t len, const char *label, struct err *e);
 
 /* One option by name, as if given on the command line (label NULL) or in the file `label`. */
-int config_set(struct config *c, const char *name, const char *value, const char *label,
-               struct err *e);
+int config_set(struct config *c, const char *name, const char *value, const char *label, struct err *e);
 int config_set_i64(struct config *c, const char *name, int64_t value, struct err *e);
 /* A value only found at run time for an option left at 0 (model.vocab from the tokenizer). */
 int config_set_auto(struct config *c, const char *name, int64_t value, struct err *e);
@@ -375,8 +367,7 @@ struct config_args {
  * value | --megatron-name value | --megatron-flag]... A bool alone means on. "--" ends options. An
  * option given twice is an error. The first positional word that ends in .ini is read as a file,
  * wherever it stands, before any override is applied. */
-int config_parse_args(struct config *c, int argc, char *const *argv, struct config_args *args,
-                      struct err *e);
+int config_parse_args(struct config *c, int argc, char *const *argv, struct config_args *args, struct err *e);
 
 /* Take options from a checkpoint's saved INI text, or from the config.ini of a run that has no checkpoint. Options that
  * define the model come from there; if the user set one of them to another value, that is ST_CONFLICT naming both, and
@@ -385,8 +376,8 @@ enum config_saved_mode {
     CFG_SAVED_MODEL, /* eval, generate: the model, its tokenizer and sequence length */
     CFG_SAVED_ALL,   /* resume: also every other option that the user did not set */
 };
-int config_load_saved(struct config *c, const char *text, size_t len, const char *label,
-                      enum config_saved_mode mode, struct buf *changes, struct err *e);
+int config_load_saved(struct config *c, const char *text, size_t len, const char *label, enum config_saved_mode mode,
+                      struct buf *changes, struct err *e);
 
 /* Megatron's old ratio arguments as a pattern: M with this share of '*' and of '-' spread evenly. False
  * if layers or the ratios are out of range. */
@@ -400,7 +391,8 @@ int config_expand_pattern(const char *text, char out[CONFIG_PATTERN_MAX + 1], st
 /* Derive the automatic values and check all rules. May be called again after a change. */
 int config_finish(struct config *c, struct err *e);
 
-/* Options that the user set and that nothing reads: a line for each, with the reason; returns how many. After config_finish. */
+/* Options that the user set and that nothing reads: a line for each, with the reason; returns how many. After
+ * config_finish. */
 int config_unused(const struct config *c, struct buf *out);
 /* Does anything in a model of these options read this one? After config_finish. */
 bool config_reads(const struct config *c, const char *name);

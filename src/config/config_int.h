@@ -17,14 +17,14 @@ enum {
 enum option_type { OPT_BOOL, OPT_INT, OPT_REAL, OPT_STRING, OPT_ENUM };
 
 enum option_flag {
-    OPT_MODEL = 1,   /* defines the model: fixed once a checkpoint exists */
-    OPT_RUN = 2,     /* may change from run to run */
-    OPT_INHERIT = 4, /* with OPT_RUN: taken from the checkpoint unless the user sets it */
-    OPT_LOCAL = 8,   /* with OPT_RUN: belongs to one invocation, never taken from a checkpoint */
-    OPT_ABOVE = 16,  /* min itself is excluded */
-    OPT_BELOW = 32,  /* max itself is excluded */
-    OPT_WORDS = 64,  /* its alias takes all words up to the next option */
-    OPT_ALL = 128,   /* 0 is written "all" */
+    OPT_MODEL = 1,    /* defines the model: fixed once a checkpoint exists */
+    OPT_RUN = 2,      /* may change from run to run */
+    OPT_INHERIT = 4,  /* with OPT_RUN: taken from the checkpoint unless the user sets it */
+    OPT_LOCAL = 8,    /* with OPT_RUN: belongs to one invocation, never taken from a checkpoint */
+    OPT_ABOVE = 16,   /* min itself is excluded */
+    OPT_BELOW = 32,   /* max itself is excluded */
+    OPT_WORDS = 64,   /* its alias takes all words up to the next option */
+    OPT_ALL = 128,    /* 0 is written "all" */
     OPT_SWITCH = 256, /* on and off may stand for 1 and 0 */
 };
 
@@ -59,14 +59,10 @@ const struct option *option_find(const char *name);
 int option_index(const struct option *o);
 /* Length of the section part: option names start with "section.". */
 size_t option_section_len(const struct option *o);
-static inline const char *option_key(const struct option *o)
-{
-    return strrchr(o->name, '.') + 1;
-}
+static inline const char *option_key(const struct option *o) { return strrchr(o->name, '.') + 1; }
 
 /* Parse, check bounds, store, remember the origin. Errors name the origin. */
-int option_set(struct config *c, const struct option *o, const char *text,
-               struct config_origin origin, struct err *e);
+int option_set(struct config *c, const struct option *o, const char *text, struct config_origin origin, struct err *e);
 /* The option is one of several words, and text is one of them. */
 bool option_has_choice(const struct option *o, const char *text);
 /* The same into any struct, which o->offset is of, without an origin. Strings are copied into c. */
@@ -77,7 +73,7 @@ void option_text(const struct config *c, const struct option *o, struct buf *out
 void option_text_of(const void *base, const struct option *o, struct buf *out);
 bool option_equal(const struct config *a, const struct config *b, const struct option *o);
 bool option_is_automatic(const struct config *c, const struct option *o); /* holds 0 = automatic */
-void option_range_text(const struct option *o, struct buf *out); /* "1 to 65536", "a | b | c" */
+void option_range_text(const struct option *o, struct buf *out);          /* "1 to 65536", "a | b | c" */
 const char *option_type_name(const struct option *o);
 void real_text(double v, struct buf *out); /* the shortest text that parses back exactly */
 
@@ -98,7 +94,7 @@ const char *origin_text(struct config_origin o, char *out, size_t size);
  * are valid beside options. Returns ST_USAGE. */
 int suggest_option(const char *name, const char *dashes, const char *const *more, int n_more, struct err *e);
 
-/* ---- groups.c: [group.NAME] --------------------------------------------------------------------- */
+/* ---- groups.c: [group.NAME] ------------------------------------------------------------------ */
 
 #define GROUP_SECTION "group"
 extern const struct option group_options[]; /* offsets in struct config_group */
@@ -112,11 +108,12 @@ int group_set(struct config *c, const char *name, const char *text, struct confi
 int groups_check(const struct config *c, struct err *e);
 void groups_write(const struct config *c, struct buf *out);
 /* A resumed run: the groups of the checkpoint, unless the user named some; those must have the same members. */
-int groups_load_saved(struct config *c, const struct config *saved, const char *label, struct buf *changes, struct err *e);
+int groups_load_saved(struct config *c, const struct config *saved, const char *label, struct buf *changes,
+                      struct err *e);
 /* A string as an INI value: quoted where it must be (write.c). */
 void write_string(struct buf *out, const char *text);
 
-/* ---- megatron.c: flags of other names ---------------------------------------------------------- */
+/* ---- megatron.c: flags of other names -------------------------------------------------------- */
 
 enum flag_how {
     FLAG_TAKEN,    /* braid does so anyway */
@@ -144,8 +141,8 @@ struct flag_use {
     const struct flag *flag;
     const char *value;
 };
-const struct flag *flag_find(const char *name);                               /* the first row, or NULL */
-const struct flag *flag_row(const struct flag *first, const char *value);     /* the row of a value, or NULL */
+const struct flag *flag_find(const char *name);                           /* the first row, or NULL */
+const struct flag *flag_row(const struct flag *first, const char *value); /* the row of a value, or NULL */
 bool flag_takes_words(const struct flag *first);
 int flag_refuse(const struct flag *f, const char *name, const char *value, struct err *e);
 /* What depends on other options, once all are read. */
@@ -154,7 +151,8 @@ int flags_resolve(struct config *c, const struct flag_use *uses, int n, struct e
 /* "for example --train.warmup=5": one option of the rule, with a value that satisfies every rule. False: none was
  * found. */
 bool propose_value(const struct config *c, const struct rule *r, struct buf *out);
-/* Every rule in the order they are checked: those of no layer kind, then those of each kind. NULL: there are no more. */
+/* Every rule in the order they are checked: those of no layer kind, then those of each kind. NULL: there are no more.
+ * */
 const struct rule *config_rule(int i);
 
 #endif

@@ -34,7 +34,7 @@ const struct option group_options[] = {
 /* clang-format on */
 const int config_n_group_options = countof(group_options);
 
-/* ---- names -------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 bool group_named(const char *text) { return str_starts(text, GROUP_SECTION "."); }
 
@@ -115,7 +115,7 @@ int group_set(struct config *c, const char *full, const char *text, struct confi
     return option_store(c, g, &named, text, origin, e);
 }
 
-/* ---- matching ----------------------------------------------------------------------------------- */
+/* ---- matching -------------------------------------------------------------------------------- */
 
 bool config_globs_match(const char *globs, const char *name)
 {
@@ -139,7 +139,7 @@ int config_group_of(const struct config *c, const char *key)
     return -1;
 }
 
-/* ---- checks, saved configs ------------------------------------------------------------------------ */
+/* ---- checks, saved configs ------------------------------------------------------------------- */
 
 int groups_check(const struct config *c, struct err *e)
 {

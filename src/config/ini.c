@@ -43,7 +43,7 @@ static int fail_at(struct ini_reading *r, int line, int status)
     return status;
 }
 
-/* ---- lines ---------------------------------------------------------------------------------- */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
 static bool blank(char ch) { return ch == ' ' || ch == '\t'; }
 
@@ -82,10 +82,9 @@ static bool line_is_clean(struct ini_reading *r, const char *line, const char *e
     for (const char *p = line; p < end; p++) {
         unsigned char ch = (unsigned char)*p;
         if ((ch < 0x20 && ch != '\t') || ch == 0x7f) {
-            FAIL(r, "%s:%d: byte 0x%02x at column %d does not belong in a config file", r->label,
-                 r->line, ch, (int)min_i64(p - line + 1, 1 << 20));
-            err_hint(r->e, "it should be plain text; write \"\\x%02x\" in quotes if it is meant",
-                     ch);
+            FAIL(r, "%s:%d: byte 0x%02x at column %d does not belong in a config file", r->label, r->line, ch,
+                 (int)min_i64(p - line + 1, 1 << 20));
+            err_hint(r->e, "it should be plain text; write \"\\x%02x\" in quotes if it is meant", ch);
             return false;
         }
     }
@@ -93,8 +92,7 @@ static bool line_is_clean(struct ini_reading *r, const char *line, const char *e
 }
 
 /* Copy a line for inih. A ; in quotes becomes an escape, as inih would end the value there. */
-static bool copy_line(struct ini_reading *r, char *to, int size, const char *line, const char *end,
-                      const char *value)
+static bool copy_line(struct ini_reading *r, char *to, int size, const char *line, const char *end, const char *value)
 {
     bool quoted = value < end && *value == '"';
     int n = 0, room = size - 3;
@@ -116,7 +114,7 @@ static bool copy_line(struct ini_reading *r, char *to, int size, const char *lin
     return true;
 }
 
-/* ---- values --------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 /* Store the value collected for the open option, if there is one. */
 static bool close_value(struct ini_reading *r)
@@ -129,7 +127,8 @@ static bool close_value(struct ini_reading *r)
     int st = buf_check(&r->value, r->e);
     const char *text = r->value.text ? r->value.text : "";
     if (st == ST_OK)
-        st = group_named(o->name) ? group_set(r->c, r->group_name, text, origin, r->e) : option_set(r->c, o, text, origin, r->e);
+        st = group_named(o->name) ? group_set(r->c, r->group_name, text, origin, r->e)
+                                  : option_set(r->c, o, text, origin, r->e);
     if (st != ST_OK)
         fail_at(r, r->open_line, st);
     return st == ST_OK;
@@ -203,8 +202,7 @@ static bool add_piece(struct ini_reading *r, const char *piece, bool first)
     const struct option *o = r->open;
     bool quoted = o->type == OPT_STRING && piece[0] == '"';
     if (!first && (o->type != OPT_STRING || (!quoted && looks_like_pair(piece)))) {
-        FAIL(r, "%s:%d: the line is indented, so it would continue the value of %s", r->label,
-             r->line, o->name);
+        FAIL(r, "%s:%d: the line is indented, so it would continue the value of %s", r->label, r->line, o->name);
         err_hint(r->e, "remove the indentation, or put a continued text in quotes");
         return false;
     }
@@ -217,14 +215,13 @@ static bool add_piece(struct ini_reading *r, const char *piece, bool first)
         buf_add(&r->value, piece);
     }
     if (r->value.len > CONFIG_MAX_STRING || r->value.failed) {
-        FAIL(r, "%s:%d: the value of %s is longer than %d bytes", r->label, r->line, o->name,
-             CONFIG_MAX_STRING);
+        FAIL(r, "%s:%d: the value of %s is longer than %d bytes", r->label, r->line, o->name, CONFIG_MAX_STRING);
         return false;
     }
     return true;
 }
 
-/* ---- names ---------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static bool unknown_section(struct ini_reading *r, const char *section)
 {
@@ -237,7 +234,8 @@ static bool unknown_section(struct ini_reading *r, const char *section)
     if (near != NULL)
         err_hint(r->e, "did you mean [%s]?", near);
     else
-        err_hint(r->e, "the sections are [model] [train] [data] [run] [plan] [mhc] [gpu] [parallel] [lora] [generate] [group.NAME]");
+        err_hint(r->e, "the sections are [model] [train] [data] [run] [plan] [mhc] [gpu] [parallel] [lora] [generate] "
+                       "[group.NAME]");
     return false;
 }
 
@@ -316,7 +314,7 @@ static int take_pair(void *user, const char *section, const char *key, const cha
     return close_value(r) && begin_pair(r, key) && add_piece(r, value, true);
 }
 
-/* ---- reading -------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* A group is there from its first line on, whatever it holds. */
 static bool begin_group(struct ini_reading *r, const char *name)
@@ -397,16 +395,15 @@ static int syntax_error(struct ini_reading *r, int line)
     return err_hint(r->e, "comments start with #");
 }
 
-int config_read_ini_text(struct config *c, const char *text, size_t len, const char *label,
-                         struct err *e)
+int config_read_ini_text(struct config *c, const char *text, size_t len, const char *label, struct err *e)
 {
     struct err local = {0};
     struct ini_reading r = {.c = c, .text = text, .e = e ? e : &local};
     if (len == 0)
         return ST_OK;
     if (len > CONFIG_MAX_FILE)
-        return err_set(e, ST_USAGE, "%s: %zu bytes are too many for a config file (limit %d)",
-                       label, len, CONFIG_MAX_FILE);
+        return err_set(e, ST_USAGE, "%s: %zu bytes are too many for a config file (limit %d)", label, len,
+                       CONFIG_MAX_FILE);
     r.label = arena_strdup(&c->strings, label);
     if (r.label == NULL)
         return err_set(e, ST_NOMEM, "no memory to read %s", label);

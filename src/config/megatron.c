@@ -7,16 +7,18 @@
 #include <string.h>
 #include <strings.h>
 
-#define FUSED   "fused kernels are chosen by themselves"
+#define FUSED "fused kernels are chosen by themselves"
 #define RUN_DIR "a run folder has metrics.jsonl, TensorBoard events and report.html"
-#define MESH    "parallel.pp cuts the stack into stages, parallel.ep spreads experts, other ranks share the batch"
-#define FP32    "gradients, master weights and moments are fp32"
-#define SAVES   "a checkpoint is one folder of safetensors, whatever ranks wrote it"
-#define GROUPS "a [group.NAME] section with match = embedding.*, output_layer.* and a factor lr trains both ends at a rate of their own"
-#define ADAMW   "the optimizer is AdamW with one learning rate: train.lr, train.beta1, train.beta2, train.weight_decay"
-#define NO_FP4  "gpu.precision is bf16, fp32 or fp8"
-#define FP8     "gpu.precision = fp8 with gpu.fp8_recipe, fp8_grad and fp8_keep is what there is of FP8"
-#define STAGES  "stages are cut evenly, by parallel.first_layers and last_layers, or with | in model.pattern"
+#define MESH "parallel.pp cuts the stack into stages, parallel.ep spreads experts, other ranks share the batch"
+#define FP32 "gradients, master weights and moments are fp32"
+#define SAVES "a checkpoint is one folder of safetensors, whatever ranks wrote it"
+#define GROUPS                                                                                                         \
+    "a [group.NAME] section with match = embedding.*, output_layer.* and a factor lr trains both ends at a rate of "   \
+    "their own"
+#define ADAMW "the optimizer is AdamW with one learning rate: train.lr, train.beta1, train.beta2, train.weight_decay"
+#define NO_FP4 "gpu.precision is bf16, fp32 or fp8"
+#define FP8 "gpu.precision = fp8 with gpu.fp8_recipe, fp8_grad and fp8_keep is what there is of FP8"
+#define STAGES "stages are cut evenly, by parallel.first_layers and last_layers, or with | in model.pattern"
 
 /* name, value ("*": any, "**": any number of words, NULL: a flag without one), ... */
 #define IS(n, v, why)                                                                                                  \
@@ -203,7 +205,7 @@ const struct flag config_flags[] = {
     SETS("data-parallel-sharding-strategy", "optim", "parallel.zero", "1"),
     SETS("data-parallel-sharding-strategy", "optim_grads", "parallel.zero", "2"),
     SETS("data-parallel-sharding-strategy", "optim_grads_params", "parallel.zero", "3"),
-    NOT("data-parallel-sharding-strategy", "*", "it is no_shard, optim, optim_grads or optim_grads_params: parallel.zero = 0 to 3"),
+    NOT("data-parallel-sharding-strategy", "*", "it knows no_shard, optim, optim_grads, optim_grads_params (parallel.zero)"),
     IS("overlap-grad-reduce", NULL, "buckets of gradients are sent as soon as the plan allows"),
     IS("overlap-param-gather", NULL, "buckets of parameters are gathered as soon as the plan allows"),
     NOTED("ddp-bucket-size", "*", "parallel.bucket_mb is the size of a bucket in MB"),
@@ -351,7 +353,7 @@ int flag_refuse(const struct flag *f, const char *name, const char *value, struc
     return err_hint(e, "docs/MEGATRON.md lists Megatron's flags and what they mean here");
 }
 
-/* ---- what is known only when all flags are read ----------------------------------------------- */
+/* ---- what is known only when all flags are read ---------------------------------------------- */
 
 static int set_number(struct config *c, const char *option, double value, struct err *e)
 {
@@ -417,7 +419,7 @@ int flags_resolve(struct config *c, const struct flag_use *uses, int n, struct e
     return ST_OK;
 }
 
-/* ---- documentation ---------------------------------------------------------------------------- */
+/* ---- documentation --------------------------------------------------------------------------- */
 
 static void cell(struct buf *out, const char *text)
 {

@@ -34,24 +34,24 @@ static const char *const resume_values[] = {CONFIG_RESUME(VALUE_TEXT) NULL};
 static const char *const load_allow_values[] = {CONFIG_LOAD_ALLOW(VALUE_TEXT) NULL};
 
 /* The field's C type is the option's type, so a row cannot disagree with the struct. */
-#define TYPE_OF(field)                                                                             \
+#define TYPE_OF(field)                                                                                                 \
     _Generic(((struct config *)0)->field,                                                          \
         bool: OPT_BOOL,                                                                            \
         int64_t: OPT_INT,                                                                          \
         double: OPT_REAL,                                                                          \
         const char *: OPT_STRING,                                                                  \
         int: OPT_ENUM)
-#define ROW(field, default_text, row_flags, ...)                                                   \
-    {                                                                                              \
-        .name = #field, .type = TYPE_OF(field), .offset = offsetof(struct config, field),          \
-        .def = default_text, .flags = (row_flags), __VA_ARGS__                                     \
+#define ROW(field, default_text, row_flags, ...)                                                                       \
+    {                                                                                                                  \
+        .name = #field, .type = TYPE_OF(field), .offset = offsetof(struct config, field), .def = default_text,         \
+        .flags = (row_flags), __VA_ARGS__                                                                              \
     }
-#define RANGE(lo, hi)   .min = (lo), .max = (hi)
-#define ONE_OF(list)    .values = (list)
-#define AUTO(text)      .automatic = (text)
-#define ALIAS(name)     .alias = {{(name), NULL}}
+#define RANGE(lo, hi) .min = (lo), .max = (hi)
+#define ONE_OF(list) .values = (list)
+#define AUTO(text) .automatic = (text)
+#define ALIAS(name) .alias = {{(name), NULL}}
 #define FLAG(name, val) .alias = {{(name), (val)}}
-#define HELP(text)      .help = (text)
+#define HELP(text) .help = (text)
 
 #define MAX_SEED 9007199254740991.0 /* 2^53 - 1: exact as a double, too */
 
@@ -109,15 +109,18 @@ const struct option config_options[] = {
     ROW(model.act_offset, "0", OPT_MODEL, RANGE(-100, 100), HELP(
         "Gated activations only: act(gate) * (up + this). 1 in gpt-oss.")),
     ROW(model.norm, "rms", OPT_MODEL, ONE_OF(norm_values), HELP(
-        "Norm in front of each layer and of the head: rms is RMSNorm, layer is LayerNorm with a bias, as in GPT-2. The norms "
+        "Norm in front of each layer and of the head: rms is RMSNorm, layer is LayerNorm with a bias, as in GPT-2. The "
+        "norms "
         "inside Mamba-2 layers stay RMSNorm.")),
     ROW(model.norm_eps, "1e-5", OPT_MODEL | OPT_ABOVE, RANGE(0, 1), ALIAS("norm-epsilon"), HELP(
         "Added to the mean square (RMSNorm) or the variance (LayerNorm).")),
     ROW(model.norm_zero_centered, "off", OPT_MODEL, FLAG("apply-layernorm-1p", "on"), HELP(
         "Store norm weights as their difference from 1, so that weight decay pulls them to 1.")),
     ROW(model.qk_norm, "off", OPT_MODEL, ONE_OF(qk_norm_values), FLAG("qk-layernorm", "on"), HELP(
-        "RMSNorm of queries and keys before rotary embedding, which keeps attention logits small: on norms each head by "
-        "itself, row all heads of a token together, as in OLMoE. Latent attention (+) always norms its latents instead.")),
+        "RMSNorm of queries and keys before rotary embedding, which keeps attention logits small: on norms each head "
+        "by "
+        "itself, row all heads of a token together, as in OLMoE. Latent attention (+) always norms its latents "
+        "instead.")),
     ROW(model.attn_gate, "off", OPT_MODEL, FLAG("attention-output-gate", "on"), HELP(
         "Multiply the attention output by a learned sigmoid gate, as Qwen3-Next does.")),
     ROW(model.attn_window, "0", OPT_MODEL, RANGE(0, 1 << 30), HELP(
@@ -137,14 +140,17 @@ const struct option config_options[] = {
     ROW(model.mlp_bias, "off", OPT_MODEL, HELP(
         "Bias on the linear layers of MLPs (-). mlp_bias in Hugging Face.")),
     ROW(model.bias, "off", OPT_MODEL, FLAG("disable-bias-linear", "off"), HELP(
-        "Bias on the linear layers of attention (*) and MLP (-), and on the output projection of latent attention (+), as in "
+        "Bias on the linear layers of attention (*) and MLP (-), and on the output projection of latent attention (+), "
+        "as in "
         "Megatron. Experts have expert_bias; shared experts, Mamba-2 and gated delta nets have none.")),
     ROW(model.position, "rope", OPT_MODEL, ONE_OF(position_values), HELP(
-        "How tokens know their position: rope rotates queries and keys as model.rope says, learned adds a trained vector for "
+        "How tokens know their position: rope rotates queries and keys as model.rope says, learned adds a trained "
+        "vector for "
         "each position to the embedding, as in GPT-2, and rotates nothing.")),
     ROW(model.max_position, "0", OPT_MODEL, RANGE(0, 1 << 30), AUTO("train.seq"),
         ALIAS("max-position-embeddings"), HELP(
-        "Number of learned positions. For models without them it is only written to exports, as max_position_embeddings.")),
+        "Number of learned positions. For models without them it is only written to exports, as "
+        "max_position_embeddings.")),
     ROW(model.rope, "half", OPT_MODEL, ONE_OF(rope_values),
         FLAG("rotary-interleaved", "interleaved"), HELP(
         "Rotary position embedding: half rotates channel c with c + dim/2, interleaved rotates "
@@ -152,7 +158,8 @@ const struct option config_options[] = {
     ROW(model.rope_base, "10000", OPT_MODEL, RANGE(1, 1e12), ALIAS("rotary-base"), HELP(
         "Base of the rotary frequencies; larger suits longer contexts.")),
     ROW(model.rope_percent, "1", OPT_MODEL | OPT_ABOVE, RANGE(0, 1), ALIAS("rotary-percent"), HELP(
-        "Share of each head's channels that is rotated; the rest carries no position. With yarn scaling it must be 1.")),
+        "Share of each head's channels that is rotated; the rest carries no position. With yarn scaling it must be "
+        "1.")),
     ROW(model.rope_scaling, "none", OPT_MODEL, ONE_OF(rope_scaling_values),
         FLAG("use-rope-scaling", "llama3"), HELP(
         "Stretch rotary frequencies for contexts longer than rope_original.")),
@@ -193,7 +200,8 @@ const struct option config_options[] = {
         HELP("Share of each layer's output, and of the embedding, dropped while training, as in Megatron; never while "
         "evaluating.")),
     ROW(model.attention_dropout, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1), ALIAS("attention-dropout"), HELP(
-        "Probability that an attention weight is dropped after the softmax, in training. On a GPU attention then runs on portable kernels.")),
+        "Probability that an attention weight is dropped after the softmax, in training. On a GPU attention then runs "
+        "on portable kernels.")),
     ROW(model.mtp_scale, "0.1", OPT_RUN | OPT_INHERIT, RANGE(0, 100), ALIAS("mtp-loss-scaling-factor"),
         HELP("Weight of the multi-token prediction losses together; each depth gets an equal share.")),
     ROW(model.mla_q_rank, "0", OPT_MODEL, RANGE(0, 65536), ALIAS("q-lora-rank"),
@@ -310,14 +318,17 @@ const struct option config_options[] = {
         ALIAS("moe-router-bias-update-rate"), HELP("How far router_bias moves each step.")),
     ROW(model.router_hash_layers, "0", OPT_MODEL, RANGE(0, 4096), ALIAS("moe-n-hash-layers"), HELP(
         "Mixture-of-experts layers up to this number choose experts by a table of token ids; the router only weighs "
-        "them. Layers of every kind count, from 1, as in Megatron; those of prediction depths are never meant. 0 = none.")),
+        "them. Layers of every kind count, from 1, as in Megatron; those of prediction depths are never meant. 0 = "
+        "none.")),
     ROW(model.aux_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), ALIAS("moe-aux-loss-coeff"),
         HELP("Weight of the loss that spreads the tokens of a microbatch over the experts.")),
     ROW(model.seq_aux_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), HELP(
         "Weight of the loss that spreads the tokens of each sequence over the experts.")),
     ROW(model.global_aux_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), HELP(
-        "Weight of the loss that spreads the tokens of a whole step over the experts: of all data-parallel ranks, and of the "
-        "microbatches so far. Its gradient does not depend on how many ranks share the batch; Megatron's is smaller by that "
+        "Weight of the loss that spreads the tokens of a whole step over the experts: of all data-parallel ranks, and "
+        "of the "
+        "microbatches so far. Its gradient does not depend on how many ranks share the batch; Megatron's is smaller by "
+        "that "
         "number, so multiply its weight by it to compare.")),
     ROW(model.router_z_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), ALIAS("moe-z-loss-coeff"),
         HELP("Weight of the mean squared log-sum-exp of the router logits, which keeps them small.")),
@@ -391,7 +402,8 @@ const struct option config_options[] = {
     ROW(train.eval_every, "0", OPT_RUN, RANGE(0, 1e12), ALIAS("eval-interval"), HELP(
         "Steps between evaluations on validation data; 0 = never.")),
     ROW(train.eval_batches, "8", OPT_RUN | OPT_ALL, RANGE(0, 1e9), ALIAS("eval-iters"), HELP(
-        "Microbatches of one evaluation, or all: every whole one of the validation data. They are the same each time, so "
+        "Microbatches of one evaluation, or all: every whole one of the validation data. They are the same each time, "
+        "so "
         "results compare.")),
     ROW(train.loss_chunk, "0", OPT_RUN, RANGE(0, 1 << 30), AUTO("chosen by the plan"), HELP(
         "Rows of logits held at once in the head; less memory when smaller.")),
@@ -400,7 +412,8 @@ const struct option config_options[] = {
     ROW(train.record_routes, "", OPT_RUN | OPT_LOCAL, HELP(
         "Write the experts that every token goes to into this file.")),
     ROW(train.replay_routes, "", OPT_RUN | OPT_LOCAL, HELP(
-        "Send tokens to the experts that another run wrote with train.record_routes; their weights come from this run's "
+        "Send tokens to the experts that another run wrote with train.record_routes; their weights come from this "
+        "run's "
         "router. For comparing devices and precisions.")),
 
     /* ---- [data] --------------------------------------------------------------------------- */
@@ -458,7 +471,8 @@ const struct option config_options[] = {
         "Seed of initial weights and dropout.")),
     ROW(run.resume, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(resume_values), HELP(
         "auto continues from the newest intact checkpoint of run.dir, and refuses to start when there are only damaged "
-        "ones; must also refuses when there is none; never starts over at step 0 and moves earlier checkpoints aside.")),
+        "ones; must also refuses when there is none; never starts over at step 0 and moves earlier checkpoints "
+        "aside.")),
     ROW(run.load_step, "-1", OPT_RUN | OPT_LOCAL, RANGE(-1, 1e12), HELP(
         "Continue run.dir (train), or read the run folder that is named (eval, generate), from the checkpoint of this "
         "step; -1 = the newest. Training moves later checkpoints aside.")),
@@ -482,8 +496,10 @@ const struct option config_options[] = {
     ROW(run.report, "on", OPT_RUN, HELP(
         "Write a self-contained HTML report into run.dir.")),
     ROW(run.sample_tokens, "0", OPT_RUN, RANGE(0, 1e6), HELP(
-        "Tokens of text to write at each evaluation and at the end, shown in the report: generate.prompt, continued as `braid generate` would, as far "
-        "as train.seq reaches; the caches are part of the memory plan. 0: none. With several ranks none is written, which is noted.")),
+        "Tokens of text to write at each evaluation and at the end, shown in the report: generate.prompt, continued as "
+        "`braid generate` would, as far "
+        "as train.seq reaches; the caches are part of the memory plan. 0: none. With several ranks none is written, "
+        "which is noted.")),
     ROW(run.quiet, "off", OPT_RUN | OPT_LOCAL, HELP(
         "Print only errors and the final result.")),
 
@@ -491,7 +507,8 @@ const struct option config_options[] = {
     ROW(plan.recompute, "", OPT_RUN | OPT_WORDS, ALIAS("recompute-modules"), HELP(
         "Activations to recompute in the backward pass instead of keeping them: a comma list "
         "of slot names, of globs such as joint.*, of Megatron's names (core_attn, layernorm, mlp, "
-        "moe, moe_act, shared_experts, mla_up_proj, mhc), or full. NAME:12 means the first 12 layers only. Results stay bit for "
+        "moe, moe_act, shared_experts, mla_up_proj, mhc), or full. NAME:12 means the first 12 layers only. Results "
+        "stay bit for "
         "bit the same.")),
     ROW(plan.recompute_granularity, "none", OPT_RUN, ONE_OF(granularity_values),
         ALIAS("recompute-granularity"), HELP(
@@ -525,29 +542,37 @@ const struct option config_options[] = {
 
     /* ---- [mhc] ---------------------------------------------------------------------------- */
     ROW(mhc.kernels, "auto", OPT_RUN, ONE_OF(mhc_kernels_values), FLAG("use-fused-mhc", "boundary"), HELP(
-        "Kernels of hyper-connections on a GPU. boundary: fused from the combine of a layer to the norm of the next, an error "
-        "where none fit. primitive: separate kernels. ref: the same without vectors, to compare with. auto: the fastest for "
+        "Kernels of hyper-connections on a GPU. boundary: fused from the combine of a layer to the norm of the next, "
+        "an error "
+        "where none fit. primitive: separate kernels. ref: the same without vectors, to compare with. auto: the "
+        "fastest for "
         "the shape; the start of a run names it. Host devices have fused ones only. Needs mhc_streams.")),
     ROW(mhc.rebuild, "on", OPT_RUN, HELP(
         "Recompute dropped streams for up to 7 layers at once: one kernel, which reads the output of each layer and "
-        "no stream twice. off, and with kernels = primitive or ref: a kernel for each layer. Results and memory are the same. Needs mhc_streams.")),
+        "no stream twice. off, and with kernels = primitive or ref: a kernel for each layer. Results and memory are "
+        "the same. Needs mhc_streams.")),
     /* ---- [gpu] ---------------------------------------------------------------------------- */
     ROW(gpu.precision, "bf16", OPT_RUN, ONE_OF(precision_values), HELP(
-        "With run.device=cuda: type of activations and of the weights that layers work with. Master weights, gradients and "
-        "moments are fp32 either way; fp32 is slow and for tests. fp8, on every device: the three products of linear layers take FP8 codes "
+        "With run.device=cuda: type of activations and of the weights that layers work with. Master weights, gradients "
+        "and "
+        "moments are fp32 either way; fp32 is slow and for tests. fp8, on every device: the three products of linear "
+        "layers take FP8 codes "
         "(the rest stays as it is: bf16 on a GPU); see docs/FP8.md.")),
     ROW(gpu.fp8_recipe, "blockwise", OPT_RUN, ONE_OF(fp8_recipe_values), HELP(
-        "Scales of FP8 codes. blockwise: one for 128 numbers of a row, for 128 x 128 of a weight. tensor: one for a whole tensor. "
+        "Scales of FP8 codes. blockwise: one for 128 numbers of a row, for 128 x 128 of a weight. tensor: one for a "
+        "whole tensor. "
         "mxfp8: one for 32 numbers of a row; GPUs have no fast kernel for it here. Needs gpu.precision = fp8.")),
     ROW(gpu.fp8_grad, "e4m3", OPT_RUN, ONE_OF(fp8_grad_values), HELP(
         "Codes of gradients: e4m3 has more precision, e5m2 more range within a block. Needs gpu.precision = fp8.")),
     ROW(gpu.fp8_keep, "", OPT_RUN, HELP(
-        "Linear layers that stay as without FP8: globs over keys of their weights, such as decoder.layers.0.* or *linear_proj*. Embedding, "
+        "Linear layers that stay as without FP8: globs over keys of their weights, such as decoder.layers.0.* or "
+        "*linear_proj*. Embedding, "
         "head, router, norms, experts and the mapping of hyper-connections are not FP8 in any case.")),
     ROW(gpu.portable, "off", OPT_RUN, HELP(
         "Use the kernels for compute capability 8.0 even where better ones exist.")),
     ROW(gpu.fast, "off", OPT_RUN, FLAG("fast", "on"), HELP(
-        "Allow what is not the same from run to run: the order of sums in the backward pass of attention, and algorithms of "
+        "Allow what is not the same from run to run: the order of sums in the backward pass of attention, and "
+        "algorithms of "
         "matrix products chosen by timing them at the start.")),
     ROW(gpu.gemm_table, "", OPT_RUN, HELP(
         "File that stores the algorithm of each GEMM. GEMMs it lacks are timed once and added; runs "
@@ -555,13 +580,15 @@ const struct option config_options[] = {
     ROW(gpu.index, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1023), HELP(
         "Which GPU of this machine.")),
     ROW(gpu.sms, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1024), HELP(
-        "Multiprocessors that the GEMMs of experts may fill, to leave the others to communication; 0 = all. Results are "
+        "Multiprocessors that the GEMMs of experts may fill, to leave the others to communication; 0 = all. Results "
+        "are "
         "the same bit for bit.")),
 
     /* ---- [parallel] ----------------------------------------------------------------------- */
     ROW(parallel.comm, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(comm_values), HELP(
         "How ranks reach each other. auto: from the launcher (mpirun, srun: mpi; torchrun's variables: tcp), with GPUs "
-        "nccl, without a launcher self, or threads where parallel.ranks is given. loop: one rank whose messages to itself take what a "
+        "nccl, without a launcher self, or threads where parallel.ranks is given. loop: one rank whose messages to "
+        "itself take what a "
         "link of parallel.loop_gbps would.")),
     ROW(parallel.ranks, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("from the launcher, else 1"), HELP(
         "Ranks of the run. Given without a launcher, they are threads of one process.")),
@@ -571,7 +598,8 @@ const struct option config_options[] = {
         ALIAS("num-virtual-stages-per-pipeline-rank"), HELP(
         "Virtual stages of each pipeline stage (interleaved schedule).")),
     ROW(parallel.first_layers, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("an even share"), HELP(
-        "Layers of the first pipeline stage, as symbols of model.pattern without |; the stages between first and last share the "
+        "Layers of the first pipeline stage, as symbols of model.pattern without |; the stages between first and last "
+        "share the "
         "rest evenly.")),
     ROW(parallel.last_layers, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("an even share"), HELP(
         "Layers of the last pipeline stage, as parallel.first_layers.")),
@@ -579,32 +607,42 @@ const struct option config_options[] = {
         ALIAS("microbatch-group-size-per-virtual-pipeline-stage"), HELP(
         "Microbatches that one virtual stage takes in a row; 0 = parallel.pp.")),
     ROW(parallel.ep, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("expert-model-parallel-size"), HELP(
-        "Ranks that share the experts of a layer: each holds experts / ep of them and tokens travel. The other ranks of a "
+        "Ranks that share the experts of a layer: each holds experts / ep of them and tokens travel. The other ranks "
+        "of a "
         "stage, ranks / pp in all, share the batch.")),
     ROW(parallel.overlap, "none", OPT_RUN | OPT_LOCAL, ONE_OF(overlap_values),
         FLAG("overlap-moe-expert-parallel-comm", "ep"), HELP(
         "ep: run the forward pass of one microbatch against the backward pass of another, so that tokens travel while "
-        "the other computes; with pp > 1 it needs virtual stages. dw: put the experts' weight gradients under the backward pass of "
+        "the other computes; with pp > 1 it needs virtual stages. dw: put the experts' weight gradients under the "
+        "backward pass of "
         "the same microbatch's tokens. Results stay bit for bit the same.")),
     ROW(parallel.zero, "1", OPT_RUN | OPT_LOCAL | OPT_SWITCH, RANGE(0, 3), FLAG("use-distributed-optimizer", "1"), HELP(
-        "What ranks that hold copies of a parameter shard among them (ZeRO stages). 0: nothing. 1: optimizer state and fp32 master weights; each "
-        "rank updates its share. 2: also gradients, which are reduced after every microbatch. 3: also weights, which are gathered for each "
-        "unit (bracket group or layer, embedding, head, experts) before use; not with pipeline stages. on and off are 1 and 0.")),
+        "What ranks that hold copies of a parameter shard among them (ZeRO stages). 0: nothing. 1: optimizer state and "
+        "fp32 master weights; each "
+        "rank updates its share. 2: also gradients, which are reduced after every microbatch. 3: also weights, which "
+        "are gathered for each "
+        "unit (bracket group or layer, embedding, head, experts) before use; not with pipeline stages. on and off are "
+        "1 and 0.")),
     ROW(parallel.reduce, "fp32", OPT_RUN | OPT_LOCAL, ONE_OF(reduce_values), FLAG("grad-reduce-in-bf16", "bf16"), HELP(
-        "How gradients travel between ranks that hold copies of a parameter. bf16: matrices rounded, half the bytes; sums are taken in fp32.")),
+        "How gradients travel between ranks that hold copies of a parameter. bf16: matrices rounded, half the bytes; "
+        "sums are taken in fp32.")),
     ROW(parallel.bucket_mb, "40", OPT_RUN | OPT_LOCAL, RANGE(0.001, 1e6), HELP(
         "Gradients reduced in one message, in MB: the scratch memory of a reduction.")),
     ROW(parallel.ep_capacity, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), HELP(
-        "Rows one rank can send to another, as a multiple of an even share. 0: enough for any routing. When a step or an "
+        "Rows one rank can send to another, as a multiple of an even share. 0: enough for any routing. When a step or "
+        "an "
         "evaluation needs more, buffers grow and it is repeated; nothing is dropped.")),
     ROW(parallel.timeout, "600", OPT_RUN | OPT_LOCAL, RANGE(0, 1e6), HELP(
         "Seconds a rank waits for the others before it names those that did not come and stops; 0 = for ever.")),
     ROW(parallel.port, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 65535), HELP(
-        "parallel.comm=tcp: the port at which rank 0 listens. 0: MASTER_PORT; where that is taken, as by torchrun's agent, one of a few that "
+        "parallel.comm=tcp: the port at which rank 0 listens. 0: MASTER_PORT; where that is taken, as by torchrun's "
+        "agent, one of a few that "
         "all ranks work out from it.")),
     ROW(parallel.secret, "", OPT_RUN | OPT_LOCAL, HELP(
-        "parallel.comm=tcp: a secret that every rank must know before it is let in, 16 bytes or more: env:NAME for a variable of the job's "
-        "environment, or a file. Empty: anybody who reaches the port may take a rank's place. Messages themselves are neither encrypted nor "
+        "parallel.comm=tcp: a secret that every rank must know before it is let in, 16 bytes or more: env:NAME for a "
+        "variable of the job's "
+        "environment, or a file. Empty: anybody who reaches the port may take a rank's place. Messages themselves are "
+        "neither encrypted nor "
         "signed.")),
     ROW(parallel.loop_gbps, "400", OPT_RUN | OPT_LOCAL, RANGE(0.001, 1e6), HELP(
         "parallel.comm=loop: GB/s of the link that is played.")),
@@ -615,14 +653,18 @@ const struct option config_options[] = {
 
     /* ---- [lora] --------------------------------------------------------------------------- */
     ROW(lora.rank, "0", OPT_MODEL, RANGE(0, 65536), HELP(
-        "Rank of the adapters: each linear layer that lora.targets names gets y = x W^T + alpha / rank (x A^T) B^T, A random, "
+        "Rank of the adapters: each linear layer that lora.targets names gets y = x W^T + alpha / rank (x A^T) B^T, A "
+        "random, "
         "B zero at first. All other parameters are frozen, unless a [group.NAME] has freeze = off. 0: no adapters.")),
     ROW(lora.alpha, "0", OPT_MODEL, RANGE(0, 1e6), AUTO("lora.rank"), HELP(
         "The adapters' output is scaled by alpha / rank.")),
     ROW(lora.targets, "all-linear", OPT_MODEL, HELP(
-        "Linear layers that get adapters, separated by commas: all-linear, module names of Hugging Face (q_proj, v_proj, down_proj) or of "
-        "Megatron (linear_qkv, linear_qkv.q, linear_fc2), or globs over checkpoint names (decoder.layers.1*.mlp.*). Attention, latent "
-        "attention, MLPs, shared experts, Mamba-2 and gated delta net have them; routers, experts, embedding and head do not.")),
+        "Linear layers that get adapters, separated by commas: all-linear, module names of Hugging Face (q_proj, "
+        "v_proj, down_proj) or of "
+        "Megatron (linear_qkv, linear_qkv.q, linear_fc2), or globs over checkpoint names (decoder.layers.1*.mlp.*). "
+        "Attention, latent "
+        "attention, MLPs, shared experts, Mamba-2 and gated delta net have them; routers, experts, embedding and head "
+        "do not.")),
     /* ---- [generate] ----------------------------------------------------------------------- */
     ROW(generate.prompt, "", OPT_RUN, HELP(
         "Text to continue. Names of special tokens in it become those tokens.")),
@@ -677,10 +719,7 @@ size_t option_section_len(const struct option *o) { return strcspn(o->name, ".")
 
 int config_option_count(void) { return config_n_options; }
 
-const char *config_option_name(int i)
-{
-    return i >= 0 && i < config_n_options ? config_options[i].name : NULL;
-}
+const char *config_option_name(int i) { return i >= 0 && i < config_n_options ? config_options[i].name : NULL; }
 
 bool config_has_section(const char *section)
 {

@@ -27,13 +27,11 @@ static void spread(char *out, int64_t n, char symbol, double gap)
     }
 }
 
-bool config_ratio_pattern(int64_t layers, double attn, double mlp,
-                          char out[CONFIG_RATIO_LAYERS + 1])
+bool config_ratio_pattern(int64_t layers, double attn, double mlp, char out[CONFIG_RATIO_LAYERS + 1])
 {
     if (layers < 1 || layers > CONFIG_RATIO_LAYERS || !(attn >= 0 && mlp >= 0 && attn + mlp <= 1))
         return false;
-    int64_t n_attn = round_half_even((double)layers * attn),
-            n_mlp = round_half_even((double)layers * mlp);
+    int64_t n_attn = round_half_even((double)layers * attn), n_mlp = round_half_even((double)layers * mlp);
     int64_t rest = layers - n_attn;
     memset(out, 'M', (size_t)layers);
     out[layers] = '\0';

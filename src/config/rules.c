@@ -7,11 +7,10 @@
 
 static bool gated(const struct config *c)
 {
-    return c->model.act == CFG_ACT_SWIGLU || c->model.act == CFG_ACT_GEGLU ||
-           c->model.act == CFG_ACT_QUICK_GEGLU;
+    return c->model.act == CFG_ACT_SWIGLU || c->model.act == CFG_ACT_GEGLU || c->model.act == CFG_ACT_QUICK_GEGLU;
 }
 
-/* ---- automatic values ----------------------------------------------------------------------- */
+/* ---- automatic values ------------------------------------------------------------------------ */
 
 static void derived(struct config *c, const char *name)
 {
@@ -64,10 +63,8 @@ void derive_values(struct config *c)
     struct config_train *t = &c->train;
     derive_i64(c, "model.kv_heads", &m->kv_heads, m->heads);
     /* 0 is left for the rule to report when hidden does not divide. */
-    derive_i64(c, "model.head_dim", &m->head_dim,
-               m->hidden % m->heads == 0 ? m->hidden / m->heads : 0);
-    derive_i64(c, "model.ffn", &m->ffn,
-               gated(c) ? round_up(ceil_div(8 * m->hidden, 3), 32) : 4 * m->hidden);
+    derive_i64(c, "model.head_dim", &m->head_dim, m->hidden % m->heads == 0 ? m->hidden / m->heads : 0);
+    derive_i64(c, "model.ffn", &m->ffn, gated(c) ? round_up(ceil_div(8 * m->hidden, 3), 32) : 4 * m->hidden);
     derive_i64(c, "model.expert_ffn", &m->expert_ffn, m->ffn);
     /* 0 is left for the rule to report when the width does not divide. */
     derive_i64(c, "model.gdn_value_heads", &m->gdn_value_heads,
@@ -92,7 +89,8 @@ void derive_values(struct config *c)
     derive_f64(c, "lora.alpha", &c->lora.alpha, (double)c->lora.rank);
     derive_f64(c, "model.embed_init_std", &m->embed_init_std, m->init_std);
     /* A microbatch for every rank that shares the batch. */
-    derive_i64(c, "train.global_batch", &t->global_batch, t->micro_batch * max_i64(c->parallel.ranks / max_i64(c->parallel.pp, 1), 1));
+    derive_i64(c, "train.global_batch", &t->global_batch,
+               t->micro_batch * max_i64(c->parallel.ranks / max_i64(c->parallel.pp, 1), 1));
     derive_i64(c, "train.decay_steps", &t->decay_steps, t->steps);
     if (t->schedule == CFG_SCHEDULE_WSD)
         derive_i64(c, "train.wsd_steps", &t->wsd_steps, max_i64(t->decay_steps / 5, 1));
@@ -101,10 +99,7 @@ void derive_values(struct config *c)
     derive_i64(c, "run.threads", &c->run.threads, cpu_count());
 }
 
-static bool has_ratios(const struct config *c)
-{
-    return c->model.attn_ratio > 0 || c->model.mlp_ratio > 0;
-}
+static bool has_ratios(const struct config *c) { return c->model.attn_ratio > 0 || c->model.mlp_ratio > 0; }
 
 static bool pattern_given(const struct config *c)
 {
@@ -183,7 +178,7 @@ int derive_depths(struct config *c, struct err *e)
     return st;
 }
 
-/* ---- rules ---------------------------------------------------------------------------------- */
+/* ---- rules ----------------------------------------------------------------------------------- */
 
 static bool depths_without_layers(const struct config *c)
 {
@@ -203,20 +198,15 @@ static bool depths_said_twice(const struct config *c)
     buf_init(&text, 0);
     add_depths(c, &text);
     const char *have = depths_of(c);
-    bool differ = c->model.mtp_pattern[0] != '\0' && (have == NULL || text.text == NULL || strcmp(have, text.text) != 0);
+    bool differ =
+        c->model.mtp_pattern[0] != '\0' && (have == NULL || text.text == NULL || strcmp(have, text.text) != 0);
     buf_release(&text);
     return differ;
 }
 
-static bool ratios_above_one(const struct config *c)
-{
-    return c->model.attn_ratio + c->model.mlp_ratio > 1;
-}
+static bool ratios_above_one(const struct config *c) { return c->model.attn_ratio + c->model.mlp_ratio > 1; }
 
-static bool ratios_without_layers(const struct config *c)
-{
-    return has_ratios(c) && c->model.layers == 0;
-}
+static bool ratios_without_layers(const struct config *c) { return has_ratios(c) && c->model.layers == 0; }
 
 /* A plain Transformer of more layers than a pattern has room for. */
 static bool too_many_layers(const struct config *c)
@@ -250,10 +240,7 @@ static bool norms_without_layer_norm(const struct config *c)
     return c->model.norm == CFG_NORM_LAYER && (c->model.mhc_streams > 0 || c->model.qk_norm != CFG_QK_NORM_OFF);
 }
 
-static bool batch_not_multiple(const struct config *c)
-{
-    return c->train.global_batch % c->train.micro_batch != 0;
-}
+static bool batch_not_multiple(const struct config *c) { return c->train.global_batch % c->train.micro_batch != 0; }
 
 static bool microbatch_too_large(const struct config *c)
 {
@@ -262,9 +249,9 @@ static bool microbatch_too_large(const struct config *c)
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
-/* Elements of the largest tensor that some layer kind may have, counted in double: sizes in bytes and sums over layers and
- * microbatches then fit 64 bits, and no layer needs a check of its own products. Options of kinds that the pattern does not
- * use have their defaults, which are small. */
+/* Elements of the largest tensor that some layer kind may have, counted in double: sizes in bytes and sums over layers
+ * and microbatches then fit 64 bits, and no layer needs a check of its own products. Options of kinds that the pattern
+ * does not use have their defaults, which are small. */
 static bool too_large_to_count(const struct config *c)
 {
     const struct config_model *m = &c->model;
@@ -274,8 +261,10 @@ static bool too_large_to_count(const struct config *c)
     double mla = heads * (double)(m->mla_nope + m->mla_rope + m->mla_v);
     double gdn = (double)m->gdn_value_heads * (double)m->gdn_key_dim * (double)m->gdn_value_dim;
     double mamba = (double)m->mamba_heads * (double)m->mamba_head_dim * (double)m->mamba_state;
-    double width = larger(larger(2 * (double)m->ffn, heads * (double)m->head_dim), larger(mla, (double)m->vocab + (double)m->vocab_multiple));
-    width = larger(width, larger(hidden * (double)(m->mhc_streams + 1) * (double)(m->mhc_streams + 1), (double)m->shared_ffn));
+    double width = larger(larger(2 * (double)m->ffn, heads * (double)m->head_dim),
+                          larger(mla, (double)m->vocab + (double)m->vocab_multiple));
+    width = larger(width,
+                   larger(hidden * (double)(m->mhc_streams + 1) * (double)(m->mhc_streams + 1), (double)m->shared_ffn));
     width = larger(width, 2 * (double)m->topk * larger((double)m->expert_ffn, hidden));
     double state = larger(gdn / (double)m->gdn_chunk, mamba / (double)m->mamba_chunk);
     double weights = larger(width, experts * 2 * (double)m->expert_ffn) * larger(hidden, (double)m->mla_q_rank);
@@ -284,7 +273,8 @@ static bool too_large_to_count(const struct config *c)
 
 static bool fp8_tokens_odd(const struct config *c)
 {
-    return c->gpu.precision == CFG_PRECISION_FP8 && c->run.device == CFG_DEVICE_CUDA && c->train.micro_batch * c->train.seq % 16 != 0;
+    return c->gpu.precision == CFG_PRECISION_FP8 && c->run.device == CFG_DEVICE_CUDA &&
+           c->train.micro_batch * c->train.seq % 16 != 0;
 }
 static bool min_lr_above_lr(const struct config *c) { return c->train.min_lr > c->train.lr; }
 
@@ -302,8 +292,7 @@ static bool wsd_options_without_wsd(const struct config *c)
 
 static bool wsd_does_not_fit(const struct config *c)
 {
-    return c->train.schedule == CFG_SCHEDULE_WSD &&
-           c->train.warmup + c->train.wsd_steps > c->train.decay_steps;
+    return c->train.schedule == CFG_SCHEDULE_WSD && c->train.warmup + c->train.wsd_steps > c->train.decay_steps;
 }
 
 static bool eval_without_data(const struct config *c)
@@ -331,17 +320,11 @@ static bool split_malformed(const struct config *c)
     }
 }
 
-static bool split_and_valid(const struct config *c)
-{
-    return c->data.split[0] != '\0' && c->data.valid[0] != '\0';
-}
+static bool split_and_valid(const struct config *c) { return c->data.split[0] != '\0' && c->data.valid[0] != '\0'; }
 
 static bool tokenizer_missing(const struct config *c) { return c->data.tokenizer[0] == '\0'; }
 
-static bool eod_mask_without_eod(const struct config *c)
-{
-    return c->data.eod_mask && !c->data.eod;
-}
+static bool eod_mask_without_eod(const struct config *c) { return c->data.eod_mask && !c->data.eod; }
 
 static bool saving_nowhere(const struct config *c)
 {
@@ -353,10 +336,7 @@ static bool step_of_nothing(const struct config *c)
     return c->run.load_step >= 0 && c->run.resume == CFG_RESUME_NEVER;
 }
 
-static bool two_loads(const struct config *c)
-{
-    return c->run.load[0] != '\0' && c->run.load_weights[0] != '\0';
-}
+static bool two_loads(const struct config *c) { return c->run.load[0] != '\0' && c->run.load_weights[0] != '\0'; }
 
 static bool allow_without_weights(const struct config *c)
 {
@@ -375,15 +355,20 @@ static bool block_malformed(const struct config *c)
 static bool zero3_with_stages(const struct config *c) { return c->parallel.zero > 2 && c->parallel.pp > 1; }
 
 /* Codes are made from whole weights once per step. */
-static bool zero3_with_codes(const struct config *c) { return c->parallel.zero > 2 && c->gpu.precision == CFG_PRECISION_FP8; }
+static bool zero3_with_codes(const struct config *c)
+{
+    return c->parallel.zero > 2 && c->gpu.precision == CFG_PRECISION_FP8;
+}
 
 /* clang-format off */
 static const struct rule general_rules[] = {
     {"zero3-without-codes", zero3_with_codes,
-     "parallel.zero = 3 keeps shards of weights, and gpu.precision = fp8 makes codes from whole ones; use parallel.zero = 2",
+     "parallel.zero = 3 keeps shards of weights, and gpu.precision = fp8 makes codes from whole ones; use "
+     "parallel.zero = 2",
      {"parallel.zero", "gpu.precision"}},
     {"zero3-without-stages", zero3_with_stages,
-     "parallel.zero = 3 gathers the weights of a stage anew for every microbatch in flight; with pipeline stages use parallel.zero = 2",
+     "parallel.zero = 3 gathers the weights of a stage anew for every microbatch in flight; with pipeline stages use "
+     "parallel.zero = 2",
      {"parallel.zero", "parallel.pp"}},
     {"ratios-within-one", ratios_above_one,
      "model.attn_ratio and model.mlp_ratio together must not be above 1",
@@ -431,7 +416,8 @@ static const struct rule general_rules[] = {
      "a tensor of this model would have more than 2^50 elements",
      {"train.micro_batch", "train.seq", "model.hidden", "model.heads"}},
     {"fp8-tokens", fp8_tokens_odd,
-     "gpu.precision = fp8 on a GPU needs train.micro_batch * train.seq in multiples of 16: tokens are summed over in codes",
+     "gpu.precision = fp8 on a GPU needs train.micro_batch * train.seq in multiples of 16: tokens are summed over in "
+     "codes",
      {"gpu.precision", "train.micro_batch", "train.seq"}},
     {"min-lr-below-lr", min_lr_above_lr,
      "train.min_lr must not be above train.lr",

@@ -2,14 +2,13 @@
  * nobody reads is reported (config_unused); one that a layer ought to read and cannot is refused (config_refused).
  *
  * The rows of a layer kind are in its definition (kind/kind.h); those here do not depend on layers. An option without a
- * row always counts. tests/train/test_uses.c walks all options over all kinds and compares what the rows say with what the
- * model does. */
+ * row always counts. tests/train/test_uses.c walks all options over all kinds and compares what the rows say with what
+ * the model does. */
 #include "config/config_int.h"
 
 #include <string.h>
 
-/* ---- conditions
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- conditions ------------------------------------------------------------------------------ */
 
 /* A pattern that is given has its own number of layers and of depths; the same number beside it is no contradiction. */
 static bool layers_read(const struct config *c)
@@ -52,8 +51,7 @@ static bool reads_precision(const struct config *c) { return on_gpu(c) || in_fp8
 static bool loops(const struct config *c) { return c->parallel.comm == CFG_COMM_LOOP; }
 static bool virtual_stages(const struct config *c) { return c->parallel.pp > 1; }
 
-/* ---- the table
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 /* clang-format off */
 static const struct option_use general_uses[] = {
@@ -90,8 +88,7 @@ static const struct option_use general_uses[] = {
 };
 /* clang-format on */
 
-/* ---- asking it
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- asking it ------------------------------------------------------------------------------- */
 
 /* Row k of those that name an option, and whose it is: cores first, then joints, then this file's. */
 struct use_row {
@@ -169,7 +166,11 @@ static void add_readers(struct buf *out, const char *name)
 {
     struct use_row r, more;
     for (int k = 0; next_row(name, k, &r); k++)
-        buf_addf(out, "%s%s (%c)", k == 0 ? "" : next_row(name, k + 1, &more) ? ", " : " or ", r.core->title, r.core->symbol);
+        buf_addf(out, "%s%s (%c)",
+                 k == 0                         ? ""
+                 : next_row(name, k + 1, &more) ? ", "
+                                                : " or ",
+                 r.core->title, r.core->symbol);
 }
 
 static void describe(const struct config *c, const struct option *o, struct buf *out)
@@ -223,8 +224,8 @@ static int refuse(const struct config *c, const struct option *o, const struct c
     char from[320];
     buf_init(&text, 0);
     option_text(c, o, &text);
-    err_set(e, ST_USAGE, "%s (%c) cannot do what %s = %.100s says (%s; model.pattern = %.200s)", k->title, k->symbol, o->name,
-            text.text ? text.text : "", config_source_text(c, o->name, from, sizeof from), c->model.pattern);
+    err_set(e, ST_USAGE, "%s (%c) cannot do what %s = %.100s says (%s; model.pattern = %.200s)", k->title, k->symbol,
+            o->name, text.text ? text.text : "", config_source_text(c, o->name, from, sizeof from), c->model.pattern);
     buf_release(&text);
     return err_hint(e, "leave %s out, or use other layers", o->name);
 }

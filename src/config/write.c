@@ -65,8 +65,7 @@ void write_string(struct buf *out, const char *text)
 
 static bool written_as_automatic(const struct config *c, const struct option *o)
 {
-    return (o->flags & OPT_RUN) && o->automatic != NULL &&
-           c->origin[option_index(o)].source == CFG_FROM_AUTO;
+    return (o->flags & OPT_RUN) && o->automatic != NULL && c->origin[option_index(o)].source == CFG_FROM_AUTO;
 }
 
 static void add_source(const struct config *c, const struct option *o, struct buf *out)
@@ -85,8 +84,7 @@ static void add_source(const struct config *c, const struct option *o, struct bu
     }
 }
 
-static void write_option(const struct config *c, const struct option *o, struct buf *out,
-                         bool with_sources)
+static void write_option(const struct config *c, const struct option *o, struct buf *out, bool with_sources)
 {
     struct buf text;
     buf_init(&text, 0);
@@ -192,7 +190,8 @@ static void help_option(const struct option *o, struct buf *out)
 }
 
 static const char group_help[] =
-    "Parameters that are trained in their own way, one section for each group; on the command line --group.NAME.key=value. "
+    "Parameters that are trained in their own way, one section for each group; on the command line "
+    "--group.NAME.key=value. "
     "Where globs of several groups match a parameter, the last of these groups has it.";
 
 void config_help(struct buf *out, const char *section)
@@ -350,8 +349,7 @@ static void docs_option(const struct option *o, struct buf *out)
 {
     struct buf text;
     buf_init(&text, 0);
-    buf_addf(out, "| `%s` | %s | ", option_key(o),
-             o->type == OPT_BOOL ? "on, off" : option_type_name(o));
+    buf_addf(out, "| `%s` | %s | ", option_key(o), o->type == OPT_BOOL ? "on, off" : option_type_name(o));
     add_default(o, &text);
     add_markdown(out, text.text ? text.text : "");
     buf_add(out, " | ");
@@ -369,13 +367,12 @@ static void docs_option(const struct option *o, struct buf *out)
 
 void config_write_docs(struct buf *out)
 {
-    buf_add(out,
-            "# Options\n\n"
-            "Made from the option table in `src/config/options.c`; do not edit.\n\n"
-            "An option is set in an INI file (`[section]`, `key = value`) or on the command line\n"
-            "(`--section.key=value`), which wins. Integers take the suffixes k, m, g (powers of\n"
-            "1000) and ki, mi, gi (powers of 1024). Megatron's names are accepted on the command\n"
-            "line where one is listed; those with (= value) take no argument.\n");
+    buf_add(out, "# Options\n\n"
+                 "Made from the option table in `src/config/options.c`; do not edit.\n\n"
+                 "An option is set in an INI file (`[section]`, `key = value`) or on the command line\n"
+                 "(`--section.key=value`), which wins. Integers take the suffixes k, m, g (powers of\n"
+                 "1000) and ki, mi, gi (powers of 1024). Megatron's names are accepted on the command\n"
+                 "line where one is listed; those with (= value) take no argument.\n");
     for (int s = 0; s < config_n_sections; s++) {
         buf_addf(out, "\n## [%s]\n\n%s\n\n", config_sections[s].name, config_sections[s].help);
         buf_add(out, "| option | type | default | range | Megatron | fixed | meaning |\n"

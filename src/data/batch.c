@@ -9,8 +9,7 @@ int batch_alloc(struct batch *b, int64_t rows, int64_t seq, struct err *e)
     *b = (struct batch){.rows = rows, .seq = seq};
     int64_t cells;
     if (rows < 1 || seq < 1 || !i64_mul(rows, seq, &cells) || cells > INT64_MAX / 8)
-        return err_set(e, ST_INVALID, "a batch of %lld rows of %lld tokens", (long long)rows,
-                       (long long)seq);
+        return err_set(e, ST_INVALID, "a batch of %lld rows of %lld tokens", (long long)rows, (long long)seq);
     int32_t **arrays[] = {&b->tokens, &b->labels, &b->pos, &b->doc_start};
     int st;
     for (int i = 0; i < countof(arrays); i++)
@@ -38,14 +37,12 @@ int batch_check_opts(const struct batch_opts *o, struct err *e)
 {
     int64_t wide;
     if (o->micro_batch < 1 || o->global_batch < 1)
-        return err_set(e, ST_INVALID, "batch sizes must be >= 1 (micro %lld, global %lld)",
-                       (long long)o->micro_batch, (long long)o->global_batch);
+        return err_set(e, ST_INVALID, "batch sizes must be >= 1 (micro %lld, global %lld)", (long long)o->micro_batch,
+                       (long long)o->global_batch);
     if (o->dp_size < 1 || o->dp_rank < 0 || o->dp_rank >= o->dp_size)
-        return err_set(e, ST_INVALID, "data-parallel rank %lld of %lld", (long long)o->dp_rank,
-                       (long long)o->dp_size);
+        return err_set(e, ST_INVALID, "data-parallel rank %lld of %lld", (long long)o->dp_rank, (long long)o->dp_size);
     if (!i64_mul(o->micro_batch, o->dp_size, &wide) || o->global_batch % wide != 0) {
-        err_set(e, ST_INVALID,
-                "global batch %lld is not a multiple of micro batch %lld times %lld data ranks",
+        err_set(e, ST_INVALID, "global batch %lld is not a multiple of micro batch %lld times %lld data ranks",
                 (long long)o->global_batch, (long long)o->micro_batch, (long long)o->dp_size);
         return err_hint(e, "change one of the three so that it divides");
     }
@@ -56,10 +53,7 @@ int batch_check_opts(const struct batch_opts *o, struct err *e)
     return ST_OK;
 }
 
-int64_t batch_micros_per_step(const struct batch_opts *o)
-{
-    return o->global_batch / (o->micro_batch * o->dp_size);
-}
+int64_t batch_micros_per_step(const struct batch_opts *o) { return o->global_batch / (o->micro_batch * o->dp_size); }
 
 /* A document begins after the eod of the one before: the eod itself still belongs to that one. Of conversations the
  * marks say where they begin and what is learned. */
@@ -81,22 +75,19 @@ static void fill_row(struct batch *b, int64_t row, const struct batch_opts *o)
     }
 }
 
-int batch_fill(struct batch *b, const struct dataset *ds, const struct batch_opts *o, int64_t step,
-               int64_t micro, struct err *e)
+int batch_fill(struct batch *b, const struct dataset *ds, const struct batch_opts *o, int64_t step, int64_t micro,
+               struct err *e)
 {
     int64_t consumed;
-    if (step < 0 || micro < 0 || micro >= batch_micros_per_step(o) ||
-        !i64_mul(step, o->global_batch, &consumed) || consumed > INT64_MAX / 2)
-        return err_set(e, ST_INVALID, "no microbatch %lld of step %lld", (long long)micro,
-                       (long long)step);
+    if (step < 0 || micro < 0 || micro >= batch_micros_per_step(o) || !i64_mul(step, o->global_batch, &consumed) ||
+        consumed > INT64_MAX / 2)
+        return err_set(e, ST_INVALID, "no microbatch %lld of step %lld", (long long)micro, (long long)step);
     if (b->rows != o->micro_batch || b->seq != dataset_seq(ds))
-        return err_set(e, ST_INVALID, "batch buffers of [%lld, %lld], needed are [%lld, %lld]",
-                       (long long)b->rows, (long long)b->seq, (long long)o->micro_batch,
-                       (long long)dataset_seq(ds));
+        return err_set(e, ST_INVALID, "batch buffers of [%lld, %lld], needed are [%lld, %lld]", (long long)b->rows,
+                       (long long)b->seq, (long long)o->micro_batch, (long long)dataset_seq(ds));
     b->step = step;
     b->micro = micro;
-    b->first_sample =
-        consumed + micro * (o->micro_batch * o->dp_size) + o->dp_rank * o->micro_batch;
+    b->first_sample = consumed + micro * (o->micro_batch * o->dp_size) + o->dp_rank * o->micro_batch;
     for (int64_t row = 0; row < b->rows; row++) {
         TRY(dataset_get_marked(ds, b->first_sample + row, b->row_buf, b->mark_buf, e));
         fill_row(b, row, o);

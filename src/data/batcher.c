@@ -39,8 +39,7 @@ static void *fill_ahead(void *arg)
         }
         int64_t k = b->made;
         pthread_mutex_unlock(&b->lock);
-        int st = batch_fill(&b->ring[k % b->n], b->ds, &b->opts, b->first_step + k / micros,
-                            k % micros, &error);
+        int st = batch_fill(&b->ring[k % b->n], b->ds, &b->opts, b->first_step + k / micros, k % micros, &error);
         pthread_mutex_lock(&b->lock);
         if (st == ST_OK) {
             b->made++;
@@ -68,14 +67,13 @@ static int start_thread(struct batcher *b, struct err *e)
     return ST_OK;
 }
 
-int batcher_open(struct batcher **out, const struct dataset *ds, const struct batch_opts *o,
-                 int64_t first_step, struct err *e)
+int batcher_open(struct batcher **out, const struct dataset *ds, const struct batch_opts *o, int64_t first_step,
+                 struct err *e)
 {
     *out = NULL;
     TRY(batch_check_opts(o, e));
     if (o->ahead < 1 || o->keep < 1 || o->ahead > 4096 || o->keep > 4096)
-        return err_set(e, ST_INVALID, "%d batches ahead and %d kept: each must be in 1..4096",
-                       o->ahead, o->keep);
+        return err_set(e, ST_INVALID, "%d batches ahead and %d kept: each must be in 1..4096", o->ahead, o->keep);
     if (first_step < 0)
         return err_set(e, ST_INVALID, "first step %lld", (long long)first_step);
     struct batcher *b = calloc(1, sizeof *b);

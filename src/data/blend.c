@@ -61,8 +61,8 @@ static int take_weights(struct blend_spec *b, struct err *e)
     for (int i = 0; i < pairs; i++) {
         double w;
         if (!parse_f64(b->paths[2 * i], &w) || w <= 0) {
-            err_set(e, ST_INVALID, "'%.200s' before data path '%.200s' is not a weight > 0",
-                    b->paths[2 * i], b->paths[2 * i + 1]);
+            err_set(e, ST_INVALID, "'%.200s' before data path '%.200s' is not a weight > 0", b->paths[2 * i],
+                    b->paths[2 * i + 1]);
             return err_hint(e, "weights and paths alternate, as in: 0.7 a 0.3 b");
         }
         b->weights[i] = w;
@@ -94,8 +94,7 @@ int blend_parse(struct blend_spec *b, const char *text, struct err *e)
         TRY_OUT(err_set(e, ST_INVALID, "no data path was given"));
     if (b->n > 1 && parse_f64(b->paths[0], &w)) {
         if (b->n % 2 != 0) {
-            err_set(e, ST_INVALID, "%d words cannot be pairs of weight and path: '%.200s'", b->n,
-                    text);
+            err_set(e, ST_INVALID, "%d words cannot be pairs of weight and path: '%.200s'", b->n, text);
             TRY_OUT(err_hint(e, "weights and paths alternate; a path like '3' is written ./3"));
         }
         TRY_OUT(take_weights(b, e));
@@ -115,13 +114,10 @@ void blend_spec_release(struct blend_spec *b)
     *b = (struct blend_spec){0};
 }
 
-int64_t blend_need(int64_t n, double weight)
-{
-    return (int64_t)ceil(ceil((double)n * weight) * 1.005);
-}
+int64_t blend_need(int64_t n, double weight) { return (int64_t)ceil(ceil((double)n * weight) * 1.005); }
 
-int blend_fill(const double *weights, const int64_t *counts, int k, uint16_t *which,
-               uint32_t *sample, int64_t n, struct err *e)
+int blend_fill(const double *weights, const int64_t *counts, int k, uint16_t *which, uint32_t *sample, int64_t n,
+               struct err *e)
 {
     int64_t *used;
     TRY(mem_array((void **)&used, (size_t)k, sizeof *used, e));
@@ -138,8 +134,8 @@ int blend_fill(const double *weights, const int64_t *counts, int k, uint16_t *wh
         }
         if (best < 0) {
             free(used);
-            return err_set(e, ST_INTERNAL, "a blend of %lld samples ran out of sources after %lld",
-                           (long long)n, (long long)i);
+            return err_set(e, ST_INTERNAL, "a blend of %lld samples ran out of sources after %lld", (long long)n,
+                           (long long)i);
         }
         which[i] = (uint16_t)best;
         sample[i] = (uint32_t)used[best]++;

@@ -72,16 +72,14 @@ static int own_folder(const char *dir, bool shared, struct err *e)
         return file_make_dirs(dir, e);
     if (mkdir(dir, 0700) != 0 && errno != EEXIST)
         return err_errno(e, "cannot create %s", dir);
-    if (lstat(dir, &sb) != 0 || !S_ISDIR(sb.st_mode) || sb.st_uid != getuid() ||
-        (sb.st_mode & 022) != 0) {
+    if (lstat(dir, &sb) != 0 || !S_ISDIR(sb.st_mode) || sb.st_uid != getuid() || (sb.st_mode & 022) != 0) {
         err_set(e, ST_IO, "%s is not a folder of this user alone", dir);
         return err_hint(e, "set run.dir, so that tokens are kept there");
     }
     return ST_OK;
 }
 
-static void say(const struct data_opts *o, const char *fmt, const char *a, const char *b, int64_t x,
-                int64_t y)
+static void say(const struct data_opts *o, const char *fmt, const char *a, const char *b, int64_t x, int64_t y)
 {
     char line[1024];
     if (o->note == NULL)
@@ -90,8 +88,8 @@ static void say(const struct data_opts *o, const char *fmt, const char *a, const
     o->note(o->note_ctx, line);
 }
 
-static int tokenize_into(const struct data_opts *o, const char *path, const struct text_list *l,
-                         const char *prefix, const char *key, struct err *e)
+static int tokenize_into(const struct data_opts *o, const char *path, const struct text_list *l, const char *prefix,
+                         const char *key, struct err *e)
 {
     struct token_manifest m;
     struct tokenize_stats s;
@@ -109,21 +107,19 @@ static int tokenize_into(const struct data_opts *o, const char *path, const stru
                               .key = key};
     struct err none;
     if (token_manifest_read(prefix, &m, &none) == ST_OK && m.found && strcmp(m.key, key) == 0) {
-        say(o, "%s: tokens from %s, %lld documents, %lld tokens", path, prefix, m.documents,
-            m.tokens);
+        say(o, "%s: tokens from %s, %lld documents, %lld tokens", path, prefix, m.documents, m.tokens);
         return ST_OK;
     }
     say(o, "%s: tokenizing once into %s (%lld files)", path, prefix, (int64_t)l->n, 0);
     TRY(data_tokenize(&t, &s, e));
-    say(o, "%s: tokenized into %s, %lld documents, %lld tokens", path, prefix, s.documents,
-        s.tokens);
+    say(o, "%s: tokenized into %s, %lld documents, %lld tokens", path, prefix, s.documents, s.tokens);
     return ST_OK;
 }
 
 /* One process at a time: of many ranks the first one tokenises, the others wait and find the
  * result. */
-static int with_lock(const struct data_opts *o, const char *path, const struct text_list *l,
-                     const char *prefix, const char *key, struct err *e)
+static int with_lock(const struct data_opts *o, const char *path, const struct text_list *l, const char *prefix,
+                     const char *key, struct err *e)
 {
     size_t n = strlen(prefix) + 8;
     char *name;
@@ -156,8 +152,8 @@ int text_cache(const struct data_opts *o, const char *path, char **prefix, struc
         goto out; /* as it is, or source_open says what is wrong */
     bool own = o->cache_dir != NULL && o->cache_dir[0] != '\0';
     const char *tmp = getenv("TMPDIR");
-    snprintf(shared, sizeof shared, "%.80s/braid-tokens-%u",
-             tmp != NULL && tmp[0] == '/' ? tmp : "/tmp", (unsigned)getuid());
+    snprintf(shared, sizeof shared, "%.80s/braid-tokens-%u", tmp != NULL && tmp[0] == '/' ? tmp : "/tmp",
+             (unsigned)getuid());
     const char *dir = own ? o->cache_dir : shared;
     TRY_OUT(own_folder(dir, !own, e));
     TRY_OUT(key_of(o, &list, key, e));

@@ -13,7 +13,7 @@
 #include "tensor/tensor.h"
 #include "token/chat.h"
 
-/* ---- Token files: writing ------------------------------------------------------------------ */
+/* ---- Token files: writing -------------------------------------------------------------------- */
 
 /* Writes PREFIX.bin and PREFIX.idx (Megatron). Both appear only in close, complete and synced;
  * abort, or a failure in close, leaves nothing behind. With replace, an old pair goes away in
@@ -31,15 +31,16 @@ int token_writer_close(struct token_writer *w, struct err *e); /* frees w, succe
 void token_writer_abort(struct token_writer *w);               /* frees w; NULL is fine */
 enum dtype token_dtype_for_vocab(int64_t vocab);               /* the narrowest of U8, U16, I32 */
 
-/* ---- Text to token files ------------------------------------------------------------------- */
+/* ---- Text to token files --------------------------------------------------------------------- */
 
 struct tokenize_stats {
-    int64_t files, files_total;            /* read so far, and found */
-    int64_t consumed, consumed_total;      /* bytes of the files, compressed as they are */
-    int64_t skipped_binary, skipped_empty; /* left out: files with a NUL near their start; files and documents without text */
-    int64_t skipped_other; /* hidden names, *.bin, *.idx, links to folders, devices */
-    int64_t bytes, tokens, documents;      /* bytes of text */
-    int64_t learned;                       /* tokens of conversations that have a loss */
+    int64_t files, files_total;       /* read so far, and found */
+    int64_t consumed, consumed_total; /* bytes of the files, compressed as they are */
+    /* left out: files with a NUL near their start; files and documents without text */
+    int64_t skipped_binary, skipped_empty;
+    int64_t skipped_other;            /* hidden names, *.bin, *.idx, links to folders, devices */
+    int64_t bytes, tokens, documents; /* bytes of text */
+    int64_t learned;                  /* tokens of conversations that have a loss */
     int64_t bad_lines;
     char first_bad[512]; /* file, line and reason of the first bad line */
 };
@@ -49,15 +50,15 @@ struct tokenize_opts {
     int n_in;
     const char *out;                   /* prefix */
     const struct tokenizer *tokenizer; /* its eod, if any, closes every document */
-    const char *tokenizer_name; /* for the manifest; NULL: its kind */
-    bool special;               /* names of special tokens in the text become their ids */
-    const char *field;          /* of lines of JSON (*.jsonl); NULL: "text" */
-    bool skip_bad;              /* leave bad lines out and count them */
-    const struct chat_template *chat; /* lines of JSON are conversations, written so; NULL: text */
-    const char *loss_roles;           /* of conversations: whose messages are learned */
+    const char *tokenizer_name;        /* for the manifest; NULL: its kind */
+    bool special;                      /* names of special tokens in the text become their ids */
+    const char *field;                 /* of lines of JSON (*.jsonl); NULL: "text" */
+    bool skip_bad;                     /* leave bad lines out and count them */
+    const struct chat_template *chat;  /* lines of JSON are conversations, written so; NULL: text */
+    const char *loss_roles;            /* of conversations: whose messages are learned */
     bool replace;
-    int threads;     /* 0: all cores */
-    const char *key; /* kept in the manifest; NULL: none */
+    int threads;                                                   /* 0: all cores */
+    const char *key;                                               /* kept in the manifest; NULL: none */
     void (*progress)(void *ctx, const struct tokenize_stats *now); /* about every 8 MB per thread; may be NULL */
     void *progress_ctx;
 };
@@ -80,7 +81,7 @@ struct train_tokenizer_opts {
 int data_train_tokenizer(const struct train_tokenizer_opts *o, const char *out_prefix, struct tokenize_stats *read,
                          struct token_train_stats *stats, struct err *e);
 
-/* ---- Looking at a path --------------------------------------------------------------------- */
+/* ---- Looking at a path ----------------------------------------------------------------------- */
 
 struct data_info {
     char kind[32];    /* "Megatron pair", "llm.c shards", "text" */
@@ -89,7 +90,7 @@ struct data_info {
     int64_t shortest, longest; /* sequences, in tokens */
     int64_t skipped;           /* files of a folder left out */
     bool scanned;
-    int64_t min_id, max_id; /* when scanned and tokens > 0 */
+    int64_t min_id, max_id;                  /* when scanned and tokens > 0 */
     char tokenizer[512], tokenizer_hash[32]; /* from the manifest of a token file; "": there is none */
     int64_t text_bytes;                      /* likewise */
     char chat[64], loss_roles[64];           /* likewise, of conversations; "": others */
@@ -101,7 +102,7 @@ struct data_info {
 /* tok decodes the sample; NULL: bytes, or the tokenizer that the manifest names, if it is still there. */
 int data_inspect(const char *path, bool scan_ids, const struct tokenizer *tok, struct data_info *info, struct err *e);
 
-/* ---- Datasets ------------------------------------------------------------------------------ */
+/* ---- Datasets -------------------------------------------------------------------------------- */
 
 enum data_part { DATA_TRAIN, DATA_VALID, DATA_TEST };
 
@@ -113,17 +114,18 @@ struct data_opts {
     int64_t seed;      /* 0 .. 2^32-1, NumPy RandomState; Megatron's default is 1234 */
     const char *split; /* "99,1,0" for train, valid, test; NULL or "": all of it, whatever part */
     enum data_part part;
-    int64_t n_samples; /* wanted; more epochs are laid out until they suffice. 0: one epoch */
-    int64_t vocab;     /* every id must be below */
+    int64_t n_samples;                 /* wanted; more epochs are laid out until they suffice. 0: one epoch */
+    int64_t vocab;                     /* every id must be below */
     const struct tokenizer *tokenizer; /* NULL: text paths are refused. Must outlive the dataset */
-    int32_t eod; /* closes each text file; token files hold theirs already. -1: none */
+    int32_t eod;                       /* closes each text file; token files hold theirs already. -1: none */
     /* Text that is not read as bytes, and lines of JSON, are tokenised once and kept: */
-    const char *cache_dir;      /* here; NULL or "": in a folder of the user in the system's place for temporary files */
-    const char *tokenizer_name; /* for the manifest of the cache, and for messages */
-    const char *field;          /* of lines of JSON; NULL: "text" */
+    /* here; NULL or "": in a folder of the user in the system's place for temporary files */
+    const char *cache_dir;
+    const char *tokenizer_name;       /* for the manifest of the cache, and for messages */
+    const char *field;                /* of lines of JSON; NULL: "text" */
     const struct chat_template *chat; /* lines of JSON are conversations; NULL: token files must not be, either */
     const char *loss_roles;
-    int threads;                /* 0: all cores */
+    int threads;                               /* 0: all cores */
     void (*note)(void *ctx, const char *line); /* what is done about text; may be NULL */
     void *note_ctx;
 };
@@ -152,7 +154,7 @@ int dataset_identify(const struct dataset *ds, struct file_id **list, int *n, st
 /* A few lines for the log: paths, kinds, tokens, samples, epochs. */
 void dataset_describe(const struct dataset *ds, struct buf *out);
 
-/* ---- Batches ------------------------------------------------------------------------------- */
+/* ---- Batches --------------------------------------------------------------------------------- */
 
 struct batch_opts {
     int64_t micro_batch, global_batch; /* in samples; global is a multiple of micro * dp_size */
@@ -180,13 +182,13 @@ void batch_release(struct batch *b);
 int batch_check_opts(const struct batch_opts *o, struct err *e);
 int64_t batch_micros_per_step(const struct batch_opts *o);
 /* Sample of row j is step*global + micro*(micro_batch*dp_size) + dp_rank*micro_batch + j. */
-int batch_fill(struct batch *b, const struct dataset *ds, const struct batch_opts *o, int64_t step,
-               int64_t micro, struct err *e);
+int batch_fill(struct batch *b, const struct dataset *ds, const struct batch_opts *o, int64_t step, int64_t micro,
+               struct err *e);
 
 /* The same batches in order from (first_step, 0), prepared by a thread. Allocates only in open. */
 struct batcher;
-int batcher_open(struct batcher **out, const struct dataset *ds, const struct batch_opts *o,
-                 int64_t first_step, struct err *e);
+int batcher_open(struct batcher **out, const struct dataset *ds, const struct batch_opts *o, int64_t first_step,
+                 struct err *e);
 /* The view stays valid for opts.keep - 1 further calls. An error stays: later calls repeat it. */
 int batcher_next(struct batcher *b, const struct batch **view, struct err *e);
 void batcher_close(struct batcher *b); /* NULL is fine */

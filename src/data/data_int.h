@@ -4,7 +4,7 @@
 
 #include "data/data.h"
 
-/* ---- NumPy RandomState ---------------------------------------------------------------------- */
+/* ---- NumPy RandomState ----------------------------------------------------------------------- */
 
 struct mt19937 {
     uint32_t state[624];
@@ -15,7 +15,7 @@ uint32_t mt_next(struct mt19937 *r);
 /* RandomState.shuffle of a one-dimensional array. */
 void mt_shuffle(struct mt19937 *r, uint32_t *a, int64_t n);
 
-/* ---- Text files under a path --------------------------------------------------------------- */
+/* ---- Text files under a path ----------------------------------------------------------------- */
 
 struct text_list {
     char **paths; /* sorted within each folder, folders where their name sorts */
@@ -96,17 +96,19 @@ int token_manifest_write(const struct tokenize_opts *o, const struct tokenize_st
 int token_manifest_read(const char *prefix, struct token_manifest *m, struct err *e); /* none: m->found is false */
 int token_manifest_parse(const char *text, size_t n, const char *path, struct token_manifest *m, struct err *e);
 /* Does it describe this many tokens, made by this tokenizer (NULL: any)? */
-int token_manifest_check(const struct token_manifest *m, const char *prefix, int64_t tokens, const struct tokenizer *tok, struct err *e);
+int token_manifest_check(const struct token_manifest *m, const char *prefix, int64_t tokens,
+                         const struct tokenizer *tok, struct err *e);
 
 /* Are they conversations written by this template (NULL: no conversations) and learned by these roles? has_loss: there
  * is a PREFIX.loss. */
 int token_manifest_check_chat(const struct token_manifest *m, const char *prefix, bool has_loss,
                               const struct chat_template *chat, const char *loss_roles, struct err *e);
 
-/* cache.c: the prefix of a token file that stands for the text at path, made now or earlier; NULL: path is used as it is. */
+/* cache.c: the prefix of a token file that stands for the text at path, made now or earlier; NULL: path is used as it
+ * is. */
 int text_cache(const struct data_opts *o, const char *path, char **prefix, struct err *e);
 
-/* ---- Sources: numbered sequences of token ids ---------------------------------------------- */
+/* ---- Sources: numbered sequences of token ids ------------------------------------------------ */
 
 enum source_kind { SOURCE_MEGATRON, SOURCE_LLMC, SOURCE_TEXT };
 
@@ -138,27 +140,27 @@ struct source {
 };
 
 /* tok NULL, or not of bytes: text is refused. */
-int source_open(struct source *s, const char *path, const struct tokenizer *tok, int32_t eod,
-                struct err *e);
+int source_open(struct source *s, const char *path, const struct tokenizer *tok, int32_t eod, struct err *e);
 bool source_is_text(const char *path); /* a text file, a folder, or a pattern of text files */
 void source_close(struct source *s);
 const char *source_kind_name(enum source_kind k);
 int64_t source_seq_len(const struct source *s, int64_t seq);
 /* Ids [from, from + n) of a sequence, each checked to lie in 0..vocab-1. The range must exist. */
-int source_read(const struct source *s, int64_t seq, int64_t from, int64_t n, int64_t vocab,
-                int32_t *out, struct err *e);
+int source_read(const struct source *s, int64_t seq, int64_t from, int64_t n, int64_t vocab, int32_t *out,
+                struct err *e);
 
 /* Which of those ids are learned: a byte for each, 0 or 1. For sources that have a loss_path. */
 int source_read_loss(const struct source *s, int64_t seq, int64_t from, int64_t n, uint8_t *out, struct err *e);
 
 /* Checks of mapped bytes, apart from opening so that a fuzzer can feed them memory. */
-int source_check_idx(struct source *s, struct err *e); /* s->path, idx, bin set; fills the rest, source_close releases */
+/* s->path, idx, bin set; fills the rest, source_close releases */
+int source_check_idx(struct source *s, struct err *e);
 int source_check_shard(struct source_file *f, struct err *e);
 bool llmc_is_shard(const uint8_t *bytes, size_t n);
 /* Bytes into .bin of a sequence; checked once more, as the file may have been rewritten since it was opened. */
 int idx_seq_offset(const struct source *s, int64_t seq, int64_t *offset, struct err *e);
 
-/* ---- Splits -------------------------------------------------------------------------------- */
+/* ---- Splits ---------------------------------------------------------------------------------- */
 
 /* A run of sequences; the first may lack its head and the last its tail (a split by tokens). */
 struct part {
@@ -169,12 +171,11 @@ struct part {
 int split_parse(const char *text, double fraction[3], struct err *e); /* sums to 1 */
 /* [from, to) of n things for part i, Python's rounding. */
 void split_range(const double fraction[3], int i, int64_t n, int64_t *from, int64_t *to);
-int part_make(struct part *p, const struct source *s, const char *split, enum data_part which,
-              struct err *e);
+int part_make(struct part *p, const struct source *s, const char *split, enum data_part which, struct err *e);
 int64_t part_doc_len(const struct part *p, const struct source *s, int64_t doc);
 const char *part_name(enum data_part which);
 
-/* ---- Samples of one source ------------------------------------------------------------------ */
+/* ---- Samples of one source ------------------------------------------------------------------- */
 
 /* Where a sample starts: a place in the document order, and a token in that document. */
 struct sample_start {
@@ -188,7 +189,7 @@ struct samples {
     const struct source *src;
     struct part part;
     int64_t seq, epochs, n; /* n samples */
-    int64_t n_first; /* samples shuffled among themselves; the rest belong to the last epoch */
+    int64_t n_first;        /* samples shuffled among themselves; the rest belong to the last epoch */
     bool separate_last;
     uint32_t *order; /* documents of the part, n_order = part.n * epochs */
     int64_t n_order;
@@ -199,8 +200,8 @@ struct samples {
 };
 /* In a source with a loss_path every sample holds whole documents (samples_whole.c): then starts has an entry for each,
  * and one more for the end. */
-int samples_open(struct samples *s, const struct source *src, const struct part *part, int64_t seq,
-                 int64_t wanted, uint32_t seed, struct err *e);
+int samples_open(struct samples *s, const struct source *src, const struct part *part, int64_t seq, int64_t wanted,
+                 uint32_t seed, struct err *e);
 void samples_close(struct samples *s);
 struct sample_start samples_start(const struct samples *s, int64_t j); /* before the shuffle */
 /* marks may be NULL. */
@@ -209,7 +210,7 @@ int samples_open_whole(struct samples *s, int64_t wanted, uint32_t seed, struct 
 int samples_get_whole(const struct samples *s, int64_t i, int64_t vocab, int32_t *tokens, uint8_t *marks,
                       struct err *e);
 
-/* ---- Blends -------------------------------------------------------------------------------- */
+/* ---- Blends ---------------------------------------------------------------------------------- */
 
 struct blend_spec {
     char **paths;
@@ -219,8 +220,8 @@ struct blend_spec {
 int blend_parse(struct blend_spec *b, const char *text, struct err *e);
 void blend_spec_release(struct blend_spec *b);
 /* Fill which[n], sample[n]. counts NULL: by weight alone. Else sources run out after counts[k]. */
-int blend_fill(const double *weights, const int64_t *counts, int k, uint16_t *which,
-               uint32_t *sample, int64_t n, struct err *e);
+int blend_fill(const double *weights, const int64_t *counts, int k, uint16_t *which, uint32_t *sample, int64_t n,
+               struct err *e);
 int64_t blend_need(int64_t n, double weight); /* samples to lay out for a source of that weight */
 
 /* epoch.c: which of n samples stands at this index; from the second epoch on a permutation keyed by

@@ -34,14 +34,12 @@ static int check_opts(const struct data_opts *o, struct err *e)
     if (o->seed < 0 || o->seed > UINT32_MAX)
         return err_set(e, ST_INVALID, "data seed %lld is not in 0..2^32-1", (long long)o->seed);
     if (o->vocab < 1 || o->vocab > INT32_MAX)
-        return err_set(e, ST_INVALID, "vocabulary of %lld is not in 1..2^31-1",
-                       (long long)o->vocab);
+        return err_set(e, ST_INVALID, "vocabulary of %lld is not in 1..2^31-1", (long long)o->vocab);
     if (o->eod < -1 || o->eod >= o->vocab)
-        return err_set(e, ST_INVALID, "end-of-document id %d is outside the vocabulary of %lld",
-                       o->eod, (long long)o->vocab);
+        return err_set(e, ST_INVALID, "end-of-document id %d is outside the vocabulary of %lld", o->eod,
+                       (long long)o->vocab);
     if (o->n_samples < 0 || o->n_samples > UINT32_MAX)
-        return err_set(e, ST_INVALID, "%lld samples wanted, 0..2^32-1 can be laid out",
-                       (long long)o->n_samples);
+        return err_set(e, ST_INVALID, "%lld samples wanted, 0..2^32-1 can be laid out", (long long)o->n_samples);
     if ((unsigned)o->part > DATA_TEST)
         return err_set(e, ST_INVALID, "no data part %d", (int)o->part);
     return ST_OK;
@@ -76,11 +74,9 @@ static int open_member(struct dataset *ds, const char *path, struct err *e)
 
 static int layout_member(struct dataset *ds, struct member *m, int64_t wanted, struct err *e)
 {
-    int st = samples_open(&m->samples, &m->src, &m->part, ds->opts.seq, wanted,
-                          (uint32_t)ds->opts.seed, e);
+    int st = samples_open(&m->samples, &m->src, &m->part, ds->opts.seq, wanted, (uint32_t)ds->opts.seed, e);
     if (st != ST_OK)
-        err_in(e, "laying out %s samples (split '%s')", part_name(ds->opts.part),
-               ds->split ? ds->split : "none");
+        err_in(e, "laying out %s samples (split '%s')", part_name(ds->opts.part), ds->split ? ds->split : "none");
     if (st == ST_OK && m->samples.cut > 0 && ds->opts.note != NULL) {
         char line[512];
         snprintf(line, sizeof line,
@@ -118,8 +114,7 @@ static int layout_blend(struct dataset *ds, const double *weights, struct err *e
     }
     TRY_OUT(mem_array((void **)&ds->which, (size_t)ds->n_samples, sizeof *ds->which, e));
     TRY_OUT(mem_array((void **)&ds->sample, (size_t)ds->n_samples, sizeof *ds->sample, e));
-    st =
-        blend_fill(shares, exhaust ? counts : NULL, ds->n, ds->which, ds->sample, ds->n_samples, e);
+    st = blend_fill(shares, exhaust ? counts : NULL, ds->n, ds->which, ds->sample, ds->n_samples, e);
 out:
     free(shares);
     return st;
@@ -277,8 +272,8 @@ void dataset_describe(const struct dataset *ds, struct buf *out)
 {
     char tokens[32], share[64];
     buf_addf(out, "%s data: %s tokens, %lld samples of %lld", part_name(ds->opts.part),
-             human_count((double)dataset_tokens(ds), tokens, sizeof tokens),
-             (long long)ds->n_samples, (long long)ds->opts.seq);
+             human_count((double)dataset_tokens(ds), tokens, sizeof tokens), (long long)ds->n_samples,
+             (long long)ds->opts.seq);
     if (ds->split != NULL && ds->split[0] != '\0')
         buf_addf(out, ", split %s", ds->split);
     buf_addf(out, ", seed %lld\n", (long long)ds->opts.seed);
@@ -287,12 +282,11 @@ void dataset_describe(const struct dataset *ds, struct buf *out)
         bool cut = m->part.head > 0 || m->part.tail > 0;
         share[0] = '\0';
         if (ds->n > 1)
-            snprintf(share, sizeof share, ", share %.4g%s", m->weight,
-                     ds->by_size ? " (size)" : "");
+            snprintf(share, sizeof share, ", share %.4g%s", m->weight, ds->by_size ? " (size)" : "");
         buf_addf(out, "  %s (%s): %lld tokens in %lld sequence%s%s, %lld epoch%s%s", m->src.path,
                  source_kind_name(m->src.kind), (long long)m->part.tokens, (long long)m->part.n,
-                 m->part.n == 1 ? "" : "s", cut ? " (split within a sequence)" : "",
-                 (long long)m->samples.epochs, m->samples.epochs == 1 ? "" : "s", share);
+                 m->part.n == 1 ? "" : "s", cut ? " (split within a sequence)" : "", (long long)m->samples.epochs,
+                 m->samples.epochs == 1 ? "" : "s", share);
         if (m->samples.whole)
             buf_add(out, ", conversations packed whole");
         if (m->samples.cut > 0)

@@ -28,8 +28,7 @@ static int scan_ids(const struct source *s, struct data_info *info, struct err *
 }
 
 /* The beginning of the first sequence, decoded. */
-static int read_sample(const struct source *s, const struct tokenizer *tok, struct data_info *info,
-                       struct err *e)
+static int read_sample(const struct source *s, const struct tokenizer *tok, struct data_info *info, struct err *e)
 {
     int32_t ids[sizeof info->sample];
     int64_t n = s->n_seqs > 0 ? min_i64(source_seq_len(s, 0), countof(ids)) : 0;
@@ -37,12 +36,10 @@ static int read_sample(const struct source *s, const struct tokenizer *tok, stru
     for (int64_t i = 0; i < n && info->n_sample < sizeof info->sample; i++) {
         size_t len, room = sizeof info->sample - info->n_sample;
         struct err unknown;
-        if (tokenizer_decode(tok, ids[i], info->sample + info->n_sample, room, &len, &unknown) !=
-            ST_OK) {
+        if (tokenizer_decode(tok, ids[i], info->sample + info->n_sample, room, &len, &unknown) != ST_OK) {
             info->n_sample = 0;
             snprintf(info->note, sizeof info->note,
-                     "no text is shown: %.150s; name its tokenizer with --data.tokenizer",
-                     unknown.msg);
+                     "no text is shown: %.150s; name its tokenizer with --data.tokenizer", unknown.msg);
             return ST_OK;
         }
         info->n_sample += len < room ? len : room;
@@ -52,15 +49,13 @@ static int read_sample(const struct source *s, const struct tokenizer *tok, stru
         info->n_sample -= skip;
         memmove(info->sample, info->sample + skip, info->n_sample);
     }
-    while (info->n_sample > 0 && info->n_sample == sizeof info->sample &&
-           (info->sample[info->n_sample - 1] & 0x80))
+    while (info->n_sample > 0 && info->n_sample == sizeof info->sample && (info->sample[info->n_sample - 1] & 0x80))
         info->n_sample--; /* no half character at the cut */
     return ST_OK;
 }
 
 /* The tokenizer that made a token file, if it can be had and is the same. */
-static int add_sample(const struct source *s, const struct tokenizer *tok, struct data_info *info,
-                      struct err *e)
+static int add_sample(const struct source *s, const struct tokenizer *tok, struct data_info *info, struct err *e)
 {
     struct token_manifest m = {0};
     struct tokenizer own = {.eod = -1};
@@ -96,8 +91,7 @@ static int add_sample(const struct source *s, const struct tokenizer *tok, struc
     return st;
 }
 
-int data_inspect(const char *path, bool scan, const struct tokenizer *tok, struct data_info *info,
-                 struct err *e)
+int data_inspect(const char *path, bool scan, const struct tokenizer *tok, struct data_info *info, struct err *e)
 {
     struct source s;
     struct tokenizer bytes;

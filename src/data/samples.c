@@ -10,17 +10,16 @@ static int plan_epochs(struct samples *s, int64_t wanted, struct err *e)
 {
     int64_t need, total, tokens = s->part.tokens;
     if (!i64_mul(wanted, s->seq, &need) || need > INT64_MAX / 2)
-        return err_set(e, ST_INVALID, "%lld samples of %lld tokens are more than can be counted",
-                       (long long)wanted, (long long)s->seq);
+        return err_set(e, ST_INVALID, "%lld samples of %lld tokens are more than can be counted", (long long)wanted,
+                       (long long)s->seq);
     s->epochs = wanted > 0 ? max_i64(1, ceil_div(need + 1, tokens)) : 1;
     if (!i64_mul(s->epochs, tokens, &total) || !i64_mul(s->epochs, s->part.n, &s->n_order))
-        return err_set(e, ST_INVALID, "%lld epochs of %s are more than can be counted",
-                       (long long)s->epochs, s->src->path);
+        return err_set(e, ST_INVALID, "%lld epochs of %s are more than can be counted", (long long)s->epochs,
+                       s->src->path);
     s->n = (total - 1) / s->seq;
     s->n_first = s->n;
     if (s->n > UINT32_MAX || s->part.n > UINT32_MAX)
-        return err_set(e, ST_UNSUPPORTED,
-                       "%s: %lld samples and %lld documents, of each at most 2^32-1 are supported",
+        return err_set(e, ST_UNSUPPORTED, "%s: %lld samples and %lld documents, of each at most 2^32-1 are supported",
                        s->src->path, (long long)s->n, (long long)s->part.n);
     if (s->epochs > 1) {
         int64_t before = ((s->epochs - 1) * tokens - 1) / s->seq;
@@ -49,10 +48,7 @@ static void shuffle_samples(struct samples *s, struct mt19937 *rng)
     mt_shuffle(rng, s->shuffle + s->n_first, s->n - s->n_first);
 }
 
-static int64_t ordered_len(const struct samples *s, int64_t at)
-{
-    return part_doc_len(&s->part, s->src, s->order[at]);
-}
+static int64_t ordered_len(const struct samples *s, int64_t at) { return part_doc_len(&s->part, s->src, s->order[at]); }
 
 /* Start k is token k * START_STRIDE * seq of the order. */
 static void find_starts(struct samples *s, int64_t n_starts)
@@ -66,15 +62,15 @@ static void find_starts(struct samples *s, int64_t n_starts)
     }
 }
 
-int samples_open(struct samples *s, const struct source *src, const struct part *part, int64_t seq,
-                 int64_t wanted, uint32_t seed, struct err *e)
+int samples_open(struct samples *s, const struct source *src, const struct part *part, int64_t seq, int64_t wanted,
+                 uint32_t seed, struct err *e)
 {
     *s = (struct samples){.src = src, .part = *part, .seq = seq, .whole = src->loss_path != NULL};
     if (s->whole)
         return samples_open_whole(s, wanted, seed, e);
     if (part->tokens < seq + 1) {
-        err_set(e, ST_INVALID, "%s has %lld tokens here, one sample needs %lld", src->path,
-                (long long)part->tokens, (long long)seq + 1);
+        err_set(e, ST_INVALID, "%s has %lld tokens here, one sample needs %lld", src->path, (long long)part->tokens,
+                (long long)seq + 1);
         return err_hint(e, "use more data, a larger share of the split, or a shorter sequence");
     }
     TRY(plan_epochs(s, wanted, e));
@@ -91,8 +87,7 @@ int samples_open(struct samples *s, const struct source *src, const struct part 
     return ST_OK;
 out:
     samples_close(s);
-    err_hint(e, "the index of %lld samples needs too much memory; ask for fewer epochs",
-             (long long)s->n);
+    err_hint(e, "the index of %lld samples needs too much memory; ask for fewer epochs", (long long)s->n);
     return st;
 }
 
@@ -124,8 +119,7 @@ int samples_get(const struct samples *s, int64_t i, int64_t vocab, int32_t *toke
     for (int64_t left = s->seq + 1; left > 0; at.doc++, at.offset = 0) {
         int64_t take = min_i64(left, ordered_len(s, at.doc) - at.offset);
         int64_t head = s->order[at.doc] == 0 ? s->part.head : 0;
-        TRY(source_read(s->src, s->part.first + s->order[at.doc], head + at.offset, take, vocab,
-                        tokens, e));
+        TRY(source_read(s->src, s->part.first + s->order[at.doc], head + at.offset, take, vocab, tokens, e));
         tokens += take;
         left -= take;
     }

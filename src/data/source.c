@@ -16,7 +16,7 @@ const char *source_kind_name(enum source_kind k)
     return names[k];
 }
 
-/* ---- Opening ------------------------------------------------------------------------------- */
+/* ---- Opening --------------------------------------------------------------------------------- */
 
 static int add_mapped(struct source *s, const char *path, struct err *e)
 {
@@ -44,8 +44,8 @@ static int open_text(struct source *s, const char *path, const struct tokenizer 
 {
     s->kind = SOURCE_TEXT;
     if (tok == NULL || !tok->is_bytes) {
-        err_set(e, ST_INVALID, "%s is text, and the tokenizer '%s' does not read bytes as ids",
-                path, tok ? tokenizer_kind(tok) : "none");
+        err_set(e, ST_INVALID, "%s is text, and the tokenizer '%s' does not read bytes as ids", path,
+                tok ? tokenizer_kind(tok) : "none");
         return err_hint(e, "turn it into a token file first: braid data tokenize");
     }
     struct text_list list = {0};
@@ -54,8 +54,8 @@ static int open_text(struct source *s, const char *path, const struct tokenizer 
         st = add_mapped(s, list.paths[i], e);
     s->skipped += list.binary + list.empty + list.other;
     if (st == ST_OK && s->n_files == 0) {
-        err_set(e, ST_INVALID, "%s holds no text (%lld binary files, %lld empty, %lld others)",
-                path, (long long)list.binary, (long long)list.empty, (long long)list.other);
+        err_set(e, ST_INVALID, "%s holds no text (%lld binary files, %lld empty, %lld others)", path,
+                (long long)list.binary, (long long)list.empty, (long long)list.other);
         st = err_hint(e, "a file with a NUL byte in its first 8 KiB counts as binary; token files "
                          "are a .bin with its .idx, or an llm.c shard");
     }
@@ -75,7 +75,8 @@ static int open_megatron(struct source *s, struct err *e)
     if (st == ST_OK)
         st = file_map_open(&s->bin, s->bin_path, e);
     if (st != ST_OK && file_exists(s->bin_path) && !file_exists(s->idx_path))
-        err_hint(e, "a killed `braid data tokenize` leaves a .bin without its .idx: run it again with --out %s", s->path);
+        err_hint(e, "a killed `braid data tokenize` leaves a .bin without its .idx: run it again with --out %s",
+                 s->path);
     else if (st != ST_OK)
         err_hint(e, "a token file is a pair %s and %s", s->bin_path, s->idx_path);
     TRY(st);
@@ -117,20 +118,17 @@ static int open_one(struct source *s, const char *path, const struct tokenizer *
         return add_mapped(s, path, e);
     }
     if (s->kind == SOURCE_LLMC)
-        return err_set(e, ST_CORRUPT, "%s is not an llm.c shard, but others of its pattern are",
-                       path);
+        return err_set(e, ST_CORRUPT, "%s is not an llm.c shard, but others of its pattern are", path);
     return open_text(s, path, tok, e);
 }
 
-static int open_pattern(struct source *s, const char *pattern, const struct tokenizer *tok,
-                        struct err *e)
+static int open_pattern(struct source *s, const char *pattern, const struct tokenizer *tok, struct err *e)
 {
     glob_t found;
     int rc = glob(pattern, GLOB_ERR, NULL, &found); /* sorted by name */
     if (rc != 0) {
         globfree(&found);
-        return err_set(e, ST_IO, rc == GLOB_NOMATCH ? "no file matches %s" : "cannot expand %s",
-                       pattern);
+        return err_set(e, ST_IO, rc == GLOB_NOMATCH ? "no file matches %s" : "cannot expand %s", pattern);
     }
     int st = ST_OK;
     for (size_t i = 0; i < found.gl_pathc && st == ST_OK; i++)
@@ -142,8 +140,7 @@ static int open_pattern(struct source *s, const char *pattern, const struct toke
 static bool has_suffix_file(const char *path, const char *suffix)
 {
     char full[4096];
-    return snprintf(full, sizeof full, "%s%s", path, suffix) < (int)sizeof full &&
-           file_exists(full);
+    return snprintf(full, sizeof full, "%s%s", path, suffix) < (int)sizeof full && file_exists(full);
 }
 
 bool source_is_text(const char *path)
@@ -162,15 +159,13 @@ bool source_is_text(const char *path)
     return text;
 }
 
-int source_open(struct source *s, const char *path, const struct tokenizer *tok, int32_t eod,
-                struct err *e)
+int source_open(struct source *s, const char *path, const struct tokenizer *tok, int32_t eod, struct err *e)
 {
     *s = (struct source){.kind = SOURCE_TEXT, .append_eod = eod, .path = strdup(path)};
     if (s->path == NULL)
         return err_set(e, ST_NOMEM, "out of memory opening %s", path);
     bool exists = file_exists(path), has_idx = has_suffix_file(path, ".idx");
-    bool one_of_pair =
-        (str_ends(path, ".bin") || str_ends(path, ".idx")) && !(exists && starts_as_shard(path));
+    bool one_of_pair = (str_ends(path, ".bin") || str_ends(path, ".idx")) && !(exists && starts_as_shard(path));
     int st;
     if (strpbrk(path, "*?[") != NULL && !exists && !has_idx) {
         st = open_pattern(s, path, tok, e);
@@ -207,7 +202,7 @@ void source_close(struct source *s)
     *s = (struct source){0};
 }
 
-/* ---- Reading ------------------------------------------------------------------------------- */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 int64_t source_seq_len(const struct source *s, int64_t seq)
 {
@@ -218,21 +213,20 @@ int64_t source_seq_len(const struct source *s, int64_t seq)
 
 /* The loop of one type. "wide" holds every value of the type, so one comparison as unsigned finds
  * negative ids too; an id outside the vocabulary ends the loop at its place. */
-#define READ_IDS(type)                                                                             \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-        type value;                                                                                \
-        memcpy(&value, from + i * (int64_t)sizeof value, sizeof value);                            \
-        int64_t wide = value;                                                                      \
-        if ((uint64_t)wide >= (uint64_t)vocab) {                                                   \
-            *bad = wide;                                                                           \
-            return i;                                                                              \
-        }                                                                                          \
-        out[i] = (int32_t)wide;                                                                    \
+#define READ_IDS(type)                                                                                                 \
+    for (int64_t i = 0; i < n; i++) {                                                                                  \
+        type value;                                                                                                    \
+        memcpy(&value, from + i * (int64_t)sizeof value, sizeof value);                                                \
+        int64_t wide = value;                                                                                          \
+        if ((uint64_t)wide >= (uint64_t)vocab) {                                                                       \
+            *bad = wide;                                                                                               \
+            return i;                                                                                                  \
+        }                                                                                                              \
+        out[i] = (int32_t)wide;                                                                                        \
     }
 
 /* How many ids were read before one lay outside the vocabulary: n if none did. */
-static int64_t read_ids(const uint8_t *from, enum dtype dtype, int64_t n, int64_t vocab,
-                        int32_t *out, int64_t *bad)
+static int64_t read_ids(const uint8_t *from, enum dtype dtype, int64_t n, int64_t vocab, int32_t *out, int64_t *bad)
 {
     switch (dtype) {
     case DT_U8: READ_IDS(uint8_t) return n;
@@ -265,8 +259,8 @@ static int64_t read_mapped(const struct file_map *map, const char *path, int64_t
     return n;
 }
 
-int source_read(const struct source *s, int64_t seq, int64_t from, int64_t n, int64_t vocab,
-                int32_t *out, struct err *e)
+int source_read(const struct source *s, int64_t seq, int64_t from, int64_t n, int64_t vocab, int32_t *out,
+                struct err *e)
 {
     bool pair = s->kind == SOURCE_MEGATRON;
     const struct source_file *f = pair ? NULL : &s->files[seq];
@@ -287,8 +281,7 @@ int source_read(const struct source *s, int64_t seq, int64_t from, int64_t n, in
         return st;
     if (good < 0)
         return err_set(e, ST_INTERNAL, "%s: tokens of type %s", s->path, dtype_name(dtype));
-    err_set(e, ST_CORRUPT,
-            "%s: token %lld of sequence %lld is id %lld, outside the vocabulary of %lld", path,
+    err_set(e, ST_CORRUPT, "%s: token %lld of sequence %lld is id %lld, outside the vocabulary of %lld", path,
             (long long)(from + good), (long long)seq, (long long)bad, (long long)vocab);
     return err_hint(e, "the data was made with another tokenizer, or model.vocab is set too low; "
                        "`braid data info PATH --scan` shows the largest id");

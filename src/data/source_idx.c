@@ -28,22 +28,20 @@ int idx_seq_offset(const struct source *s, int64_t seq, int64_t *offset, struct 
     TRY(read_idx(s, offsets_at(s) + 8 * (size_t)seq, offset, sizeof *offset, e));
     if (*offset >= 0 && *offset <= size && bytes <= size - *offset)
         return ST_OK;
-    return err_set(e, ST_CORRUPT, "%s.idx: sequence %lld now starts at byte %lld of %lld: it was rewritten while in use",
-                   s->path, (long long)seq, (long long)*offset, (long long)size);
+    return err_set(e, ST_CORRUPT,
+                   "%s.idx: sequence %lld now starts at byte %lld of %lld: it was rewritten while in use", s->path,
+                   (long long)seq, (long long)*offset, (long long)size);
 }
 
 static int check_dtype(struct source *s, unsigned code, struct err *e)
 {
-    static const enum dtype types[] = {[1] = DT_U8,  [2] = DT_I8,  [3] = DT_I16, [4] = DT_I32,
-                                       [5] = DT_I64, [6] = DT_F64, [7] = DT_F32, [8] = DT_U16};
+    static const enum dtype types[] = {
+        [1] = DT_U8, [2] = DT_I8, [3] = DT_I16, [4] = DT_I32, [5] = DT_I64, [6] = DT_F64, [7] = DT_F32, [8] = DT_U16};
     if (code < 1 || code >= (unsigned)countof(types))
-        return err_set(e, ST_CORRUPT,
-                       "%s.idx: unknown token type code %u at byte 17 (1 to 8 exist)", s->path,
-                       code);
+        return err_set(e, ST_CORRUPT, "%s.idx: unknown token type code %u at byte 17 (1 to 8 exist)", s->path, code);
     s->dtype = types[code];
     if (s->dtype == DT_F64 || s->dtype == DT_F32)
-        return err_set(e, ST_UNSUPPORTED, "%s.idx: holds %s values, not token ids", s->path,
-                       dtype_name(s->dtype));
+        return err_set(e, ST_UNSUPPORTED, "%s.idx: holds %s values, not token ids", s->path, dtype_name(s->dtype));
     return ST_OK;
 }
 
@@ -52,15 +50,14 @@ static int check_header(struct source *s, struct err *e)
     uint8_t p[IDX_HEADER];
     size_t size = s->idx.size;
     if (size < IDX_HEADER)
-        return err_set(e, ST_CORRUPT, "%s.idx: %zu bytes, its header alone has %d", s->path, size,
-                       IDX_HEADER);
+        return err_set(e, ST_CORRUPT, "%s.idx: %zu bytes, its header alone has %d", s->path, size, IDX_HEADER);
     TRY(read_idx(s, 0, p, sizeof p, e));
     if (memcmp(p, idx_magic, sizeof idx_magic) != 0)
         return err_set(e, ST_CORRUPT, "%s.idx: does not start with the magic MMIDIDX", s->path);
     uint64_t version = load_u64(p + 9), seqs = load_u64(p + 18), docs = load_u64(p + 26);
     if (version != IDX_VERSION)
-        return err_set(e, ST_UNSUPPORTED, "%s.idx: version %llu, this program reads version %d",
-                       s->path, (unsigned long long)version, IDX_VERSION);
+        return err_set(e, ST_UNSUPPORTED, "%s.idx: version %llu, this program reads version %d", s->path,
+                       (unsigned long long)version, IDX_VERSION);
     TRY(check_dtype(s, p[17], e));
     /* The counts are bounded by the size first: the sum below cannot overflow. */
     size_t room = size - IDX_HEADER;
@@ -71,11 +68,9 @@ static int check_header(struct source *s, struct err *e)
                        s->path, size, (unsigned long long)seqs, (unsigned long long)docs);
     uint64_t rest = room - 12 * seqs - 8 * docs;
     if (rest != 0 && rest == seqs)
-        return err_set(e, ST_UNSUPPORTED, "%s.idx: has sequence modes (a multimodal dataset)",
-                       s->path);
+        return err_set(e, ST_UNSUPPORTED, "%s.idx: has sequence modes (a multimodal dataset)", s->path);
     if (rest != 0)
-        return err_set(e, ST_CORRUPT, "%s.idx: %llu bytes follow the last field", s->path,
-                       (unsigned long long)rest);
+        return err_set(e, ST_CORRUPT, "%s.idx: %llu bytes follow the last field", s->path, (unsigned long long)rest);
     s->n_seqs = (int64_t)seqs;
     s->n_docs = (int64_t)docs - 1;
     return ST_OK;
@@ -124,8 +119,9 @@ static int check_documents(struct source *s, struct err *e)
         TRY(read_idx(s, documents_at(s) + 8 * (size_t)at, starts, 8 * (size_t)n, e));
         for (int64_t i = 0; i < n; i++) {
             if (starts[i] < before || starts[i] > s->n_seqs || (at + i == 0 && starts[i] != 0))
-                return err_set(e, ST_CORRUPT, "%s.idx: document entry %lld is sequence %lld, after %lld, of %lld", s->path,
-                               (long long)(at + i), (long long)starts[i], (long long)before, (long long)s->n_seqs);
+                return err_set(e, ST_CORRUPT, "%s.idx: document entry %lld is sequence %lld, after %lld, of %lld",
+                               s->path, (long long)(at + i), (long long)starts[i], (long long)before,
+                               (long long)s->n_seqs);
             before = starts[i];
         }
     }

@@ -37,15 +37,14 @@ int source_check_shard(struct source_file *f, struct err *e)
     TRY(file_map_read(&f->map, f->path, 0, head, f->map.size < sizeof head ? f->map.size : sizeof head, e));
     const struct llmc_format *format = format_of(head, f->map.size);
     if (format == NULL)
-        return err_set(e, ST_CORRUPT, "%s: does not start with the magic of an llm.c shard",
-                       f->path);
+        return err_set(e, ST_CORRUPT, "%s: does not start with the magic of an llm.c shard", f->path);
     if (f->map.size < LLMC_HEADER)
-        return err_set(e, ST_CORRUPT, "%s: %zu bytes, the header of a shard alone has %d", f->path,
-                       f->map.size, LLMC_HEADER);
+        return err_set(e, ST_CORRUPT, "%s: %zu bytes, the header of a shard alone has %d", f->path, f->map.size,
+                       LLMC_HEADER);
     int32_t version = load_i32(head + 4), count = load_i32(head + 8);
     if (version != format->version)
-        return err_set(e, ST_UNSUPPORTED, "%s: version %d of magic %d, this program reads %d",
-                       f->path, version, format->magic, format->version);
+        return err_set(e, ST_UNSUPPORTED, "%s: version %d of magic %d, this program reads %d", f->path, version,
+                       format->magic, format->version);
     uint64_t bytes = f->map.size - LLMC_HEADER;
     if (count < 0 || (uint64_t)count * dtype_bytes(format->dtype) != bytes)
         return err_set(e, ST_CORRUPT,

@@ -13,8 +13,7 @@ const char *part_name(enum data_part which)
 
 static int split_error(const char *text, struct err *e)
 {
-    err_set(e, ST_INVALID, "split '%.100s' is not one to three numbers >= 0 with a positive sum",
-            text);
+    err_set(e, ST_INVALID, "split '%.100s' is not one to three numbers >= 0 with a positive sum", text);
     return err_hint(e, "shares of train, valid and test, such as 99,1,0");
 }
 
@@ -85,8 +84,7 @@ static struct part part_of_tokens(const struct source *s, int64_t from, int64_t 
     return p;
 }
 
-int part_make(struct part *p, const struct source *s, const char *split, enum data_part which,
-              struct err *e)
+int part_make(struct part *p, const struct source *s, const char *split, enum data_part which, struct err *e)
 {
     *p = (struct part){.n = s->n_seqs, .tokens = s->n_tokens};
     if (split == NULL || split[0] == '\0')
@@ -94,8 +92,7 @@ int part_make(struct part *p, const struct source *s, const char *split, enum da
     double fraction[3];
     TRY(split_parse(split, fraction, e));
     if (fraction[which] <= 0) {
-        err_set(e, ST_INVALID, "split '%s' leaves nothing of %s for %s", split, s->path,
-                part_name(which));
+        err_set(e, ST_INVALID, "split '%s' leaves nothing of %s for %s", split, s->path, part_name(which));
         return err_hint(e, "give it a share, or name a path of its own for it");
     }
     /* Whole sequences, unless that leaves a wanted part empty: then cut by tokens. The choice looks

@@ -29,8 +29,7 @@ enum text_packing text_packing_of(const char *path)
 
 bool text_is_jsonl(const char *path)
 {
-    static const char *const ends[] = {".jsonl",  ".jsonl.gz",  ".jsonl.zst",
-                                       ".ndjson", ".ndjson.gz", ".ndjson.zst"};
+    static const char *const ends[] = {".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".ndjson.gz", ".ndjson.zst"};
     for (int i = 0; i < countof(ends); i++)
         if (str_ends(path, ends[i]))
             return true;
@@ -107,8 +106,7 @@ static int read_gzip(struct text_in *t, uint8_t *out, size_t cap, size_t *n, str
     int got = gzread(t->gz, out, (unsigned)min_i64((int64_t)cap, 1 << 30)), code;
     const char *why = gzerror(t->gz, &code);
     if (got < 0 || code != Z_OK)
-        return err_set(e, ST_CORRUPT, "%s: %s", t->path,
-                       code == Z_BUF_ERROR ? "the gzip data ends too early" : why);
+        return err_set(e, ST_CORRUPT, "%s: %s", t->path, code == Z_BUF_ERROR ? "the gzip data ends too early" : why);
     *n = (size_t)got;
     t->consumed = gzoffset(t->gz);
     return ST_OK;
@@ -145,8 +143,8 @@ int text_in_read(struct text_in *t, uint8_t *out, size_t cap, size_t *n, struct 
             : t->packing == TEXT_ZSTD ? read_zstd(t, out + *n, cap - *n, &got, e)
                                       : read_fd(t, out + *n, cap - *n, &got, e));
         if (got == 0 && t->packing == TEXT_PLAIN && t->consumed < t->size)
-            return err_set(e, ST_IO, "%s became shorter while it was read: %lld of %lld bytes",
-                           t->path, (long long)t->consumed, (long long)t->size);
+            return err_set(e, ST_IO, "%s became shorter while it was read: %lld of %lld bytes", t->path,
+                           (long long)t->consumed, (long long)t->size);
         if (got == 0)
             break;
         *n += got;

@@ -27,8 +27,7 @@ static int looks_binary(const char *path, bool *binary, struct err *e)
     return st;
 }
 
-static int add_file(struct text_list *l, const char *path, int64_t size, size_t max_files,
-                    struct err *e)
+static int add_file(struct text_list *l, const char *path, int64_t size, size_t max_files, struct err *e)
 {
     bool binary = false;
     if (text_packing_of(path) == TEXT_PLAIN)
@@ -50,12 +49,10 @@ static int add_file(struct text_list *l, const char *path, int64_t size, size_t 
     return ST_OK;
 }
 
-static int add_dir(struct text_list *l, const char *dir, int depth, size_t max_files,
-                   struct err *e);
+static int add_dir(struct text_list *l, const char *dir, int depth, size_t max_files, struct err *e);
 
 /* An entry found in a folder. What is plainly not text is counted, not an error. */
-static int add_entry(struct text_list *l, const char *dir, const char *name, int depth,
-                     size_t max_files, struct err *e)
+static int add_entry(struct text_list *l, const char *dir, const char *name, int depth, size_t max_files, struct err *e)
 {
     struct stat sb;
     if (name[0] == '.' || str_ends(name, ".bin") || str_ends(name, ".idx") || str_ends(name, ".tokens.json") ||

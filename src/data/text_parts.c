@@ -9,8 +9,7 @@
 
 enum { PART_BYTES = 1 << 20, PART_MAX = 1 << 30 };
 
-void text_reader_init(struct text_reader *r, const struct text_list *list, text_cut_fn *cut,
-                      const void *ctx)
+void text_reader_init(struct text_reader *r, const struct text_list *list, text_cut_fn *cut, const void *ctx)
 {
     *r = (struct text_reader){.list = list, .cut = cut, .ctx = ctx};
 }
@@ -67,14 +66,12 @@ static size_t find_cut(const struct text_reader *r, const struct text_part *p)
 }
 
 /* Fills p to the next cut or the end of the file; *end: the file is done. */
-static int fill_part(struct text_reader *r, struct text_part *p, bool *end, size_t *cut,
-                     struct err *e)
+static int fill_part(struct text_reader *r, struct text_part *p, bool *end, size_t *cut, struct err *e)
 {
     size_t want = PART_BYTES;
     for (*cut = 0, *end = false; *cut == 0 && !*end; want *= 2) {
         if (want > PART_MAX) {
-            err_set(e, ST_UNSUPPORTED,
-                    "%s: more than %d bytes without a place where this tokenizer allows a cut",
+            err_set(e, ST_UNSUPPORTED, "%s: more than %d bytes without a place where this tokenizer allows a cut",
                     r->path, PART_MAX);
             return err_hint(e, "split the text into smaller files, or into lines of JSON");
         }
@@ -124,8 +121,8 @@ int text_reader_next(struct text_reader *r, struct text_part *p, bool *got, stru
     p->ends_file = end;
     TRY(keep_rest(r, p->text + cut, p->n - cut, e));
     p->n = cut;
-    for (const uint8_t *q = p->text, *stop = q + cut;
-         r->jsonl && (q = memchr(q, '\n', (size_t)(stop - q))) != NULL; q++)
+    for (const uint8_t *q = p->text, *stop = q + cut; r->jsonl && (q = memchr(q, '\n', (size_t)(stop - q))) != NULL;
+         q++)
         r->line++;
     if (end) {
         r->done_bytes += text_in_consumed(r->in);
@@ -137,8 +134,7 @@ int text_reader_next(struct text_reader *r, struct text_part *p, bool *got, stru
     return ST_OK;
 }
 
-/* ---- Lines of JSON
- * ------------------------------------------------------------------------------------------- */
+/* ---- Lines of JSON --------------------------------------------------------------------------- */
 
 static const char *text_member(const json_t *root, const char *field, size_t *n, char *why, size_t size)
 {

@@ -32,8 +32,7 @@ int token_manifest_remove(const char *prefix, struct err *e)
     return st;
 }
 
-int token_manifest_write(const struct tokenize_opts *o, const struct tokenize_stats *s,
-                         struct err *e)
+int token_manifest_write(const struct tokenize_opts *o, const struct tokenize_stats *s, struct err *e)
 {
     char hash[17], *path = manifest_path(o->out, e), *text = NULL;
     if (path == NULL)
@@ -69,8 +68,7 @@ static void copy_text(char *to, size_t size, const json_t *from)
     snprintf(to, size, "%s", json_is_string(from) ? json_string_value(from) : "");
 }
 
-int token_manifest_parse(const char *text, size_t n, const char *path, struct token_manifest *m,
-                         struct err *e)
+int token_manifest_parse(const char *text, size_t n, const char *path, struct token_manifest *m, struct err *e)
 {
     json_error_t why;
     *m = (struct token_manifest){.found = true};
@@ -124,15 +122,14 @@ int token_manifest_check(const struct token_manifest *m, const char *prefix, int
     if (!m->found)
         return ST_OK;
     if (m->tokens != tokens) {
-        err_set(e, ST_CORRUPT, "%s.tokens.json describes %lld tokens, but %s.idx holds %lld",
-                prefix, (long long)m->tokens, prefix, (long long)tokens);
+        err_set(e, ST_CORRUPT, "%s.tokens.json describes %lld tokens, but %s.idx holds %lld", prefix,
+                (long long)m->tokens, prefix, (long long)tokens);
         return err_hint(e, "remove the manifest if the token file was made by another program");
     }
     if (tok == NULL || strcmp(m->hash, tokenizer_hash_text(tok, hash)) == 0)
         return ST_OK;
-    err_set(e, ST_CONFLICT,
-            "%s was made with the tokenizer %s (hash %s), but this run's has hash %s", prefix,
-            m->name, m->hash, hash);
+    err_set(e, ST_CONFLICT, "%s was made with the tokenizer %s (hash %s), but this run's has hash %s", prefix, m->name,
+            m->hash, hash);
     return err_hint(e, "set data.tokenizer=%s, or tokenize the text again", m->name);
 }
 

@@ -18,7 +18,7 @@ struct work {
     struct text_part part;
     struct token_ids ids;
     struct chat_marks marks; /* of conversations */
-    size_t *ends; /* where documents end among the ids */
+    size_t *ends;            /* where documents end among the ids */
     size_t n_ends, cap_ends;
     int64_t bytes, empty, learned;
     struct jsonl_bad bad;
@@ -38,8 +38,7 @@ struct job {
     bool any;         /* the open document has tokens */
 };
 
-/* ---- Encoding: in any thread
- * -------------------------------------------------------------------------------- */
+/* ---- Encoding: in any thread ----------------------------------------------------------------- */
 
 struct encode_ctx {
     struct work *w;
@@ -139,8 +138,7 @@ static void encode_work(struct job *j, struct work *w, struct token_encoder *enc
         err_in(&w->e, "tokenizing %s", w->part.path);
 }
 
-/* ---- Writing: in order
- * ------------------------------------------------------------------------------------------ */
+/* ---- Writing: in order ----------------------------------------------------------------------- */
 
 static int write_ids(struct job *j, const int32_t *ids, size_t n, struct err *e)
 {
@@ -195,8 +193,8 @@ static int write_work(struct job *j, struct work *w, struct err *e)
     s->learned += w->learned;
     s->skipped_empty += w->empty;
     if (w->bad.n > 0 && s->bad_lines == 0)
-        snprintf(s->first_bad, sizeof s->first_bad, "%s, line %lld: %s", w->part.path,
-                 (long long)w->bad.first_line, w->bad.why);
+        snprintf(s->first_bad, sizeof s->first_bad, "%s, line %lld: %s", w->part.path, (long long)w->bad.first_line,
+                 w->bad.why);
     s->bad_lines += w->bad.n;
     if (!w->part.ends_file)
         return ST_OK;
@@ -204,9 +202,7 @@ static int write_work(struct job *j, struct work *w, struct err *e)
     return w->part.jsonl ? ST_OK : end_document(j, e);
 }
 
-/* ---- The rounds
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- The rounds ------------------------------------------------------------------------------ */
 
 static int run_rounds(struct job *j, struct text_reader *r, struct err *e)
 {
@@ -238,8 +234,8 @@ int text_list_inputs(const char *const *in, int n_in, struct text_list *list, st
         TRY(text_list_add(list, in[i], TEXT_FILES_MAX, e));
     if (list->n > 0)
         return ST_OK;
-    err_set(e, ST_INVALID, "no text was found: %lld binary files, %lld empty, %lld others",
-            (long long)list->binary, (long long)list->empty, (long long)list->other);
+    err_set(e, ST_INVALID, "no text was found: %lld binary files, %lld empty, %lld others", (long long)list->binary,
+            (long long)list->empty, (long long)list->other);
     return err_hint(e, "a file with a NUL byte in its first 8 KiB counts as binary; hidden files, "
                        "*.bin and *.idx in folders are left out");
 }
@@ -252,8 +248,7 @@ static int job_open(struct job *j, struct err *e)
     TRY(mem_array((void **)&j->work, (size_t)j->n_work, sizeof *j->work, e));
     for (int i = 0; i < j->threads; i++)
         TRY(token_encoder_open(&j->encoders[i], j->o->tokenizer, e));
-    return token_writer_open(&j->writer, j->o->out, token_dtype_for_vocab(j->o->tokenizer->vocab),
-                             j->o->replace, e);
+    return token_writer_open(&j->writer, j->o->out, token_dtype_for_vocab(j->o->tokenizer->vocab), j->o->replace, e);
 }
 
 static void job_close(struct job *j)
@@ -299,8 +294,7 @@ int data_tokenize(const struct tokenize_opts *o, struct tokenize_stats *stats, s
     if (filled.loss_roles == NULL || filled.loss_roles[0] == '\0')
         filled.loss_roles = "assistant";
     int st;
-    TRY_OUT(text_list_inputs(o->in, o->n_in, &list,
-                             e)); /* before the outputs exist, lest they list themselves */
+    TRY_OUT(text_list_inputs(o->in, o->n_in, &list, e)); /* before the outputs exist, lest they list themselves */
     if (o->chat != NULL)
         TRY_OUT(check_chat(&j, &list, e));
     stats->files_total = (int64_t)list.n;
@@ -313,8 +307,8 @@ int data_tokenize(const struct tokenize_opts *o, struct tokenize_stats *stats, s
     text_reader_init(&reader, &list, cut_for_tokenizer, o->tokenizer);
     TRY_OUT(run_rounds(&j, &reader, e));
     if (stats->documents == 0)
-        TRY_OUT(err_set(e, ST_INVALID, "%s holds no text: %lld bad lines, %lld empty documents",
-                        o->in[0], (long long)stats->bad_lines, (long long)stats->skipped_empty));
+        TRY_OUT(err_set(e, ST_INVALID, "%s holds no text: %lld bad lines, %lld empty documents", o->in[0],
+                        (long long)stats->bad_lines, (long long)stats->skipped_empty));
     TRY_OUT(token_manifest_remove(o->out, e));
     struct token_writer *done = j.writer;
     j.writer = NULL;

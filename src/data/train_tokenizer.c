@@ -40,8 +40,8 @@ static int add_line(void *ctx, const char *text, size_t n, struct err *e)
     return add_text(b, NULL, n, e);
 }
 
-static int add_part(struct batch_texts *b, const struct train_tokenizer_opts *o,
-                    struct text_part *p, struct tokenize_stats *s, struct err *e)
+static int add_part(struct batch_texts *b, const struct train_tokenizer_opts *o, struct text_part *p,
+                    struct tokenize_stats *s, struct err *e)
 {
     const char *field = o->field != NULL && o->field[0] != '\0' ? o->field : "text";
     struct jsonl_bad bad = {.skip = o->skip_bad};
@@ -50,14 +50,12 @@ static int add_part(struct batch_texts *b, const struct train_tokenizer_opts *o,
         return add_text(b, p->text, p->n, e);
     TRY(jsonl_each(p, field, &bad, add_line, b, e));
     if (bad.n > 0 && s->bad_lines == 0)
-        snprintf(s->first_bad, sizeof s->first_bad, "%s, line %lld: %s", p->path,
-                 (long long)bad.first_line, bad.why);
+        snprintf(s->first_bad, sizeof s->first_bad, "%s, line %lld: %s", p->path, (long long)bad.first_line, bad.why);
     s->bad_lines += bad.n;
     return ST_OK;
 }
 
-static int count_batch(struct batch_texts *b, struct token_trainer *t, struct tokenize_stats *s,
-                       struct err *e)
+static int count_batch(struct batch_texts *b, struct token_trainer *t, struct tokenize_stats *s, struct err *e)
 {
     size_t at = 0;
     for (size_t i = 0; i < b->n; i++) {
@@ -73,9 +71,8 @@ static int count_batch(struct batch_texts *b, struct token_trainer *t, struct to
     return st;
 }
 
-static int count_all(const struct train_tokenizer_opts *o, struct batch_texts *b,
-                     struct text_reader *r, struct token_trainer *t, struct tokenize_stats *s,
-                     struct err *e)
+static int count_all(const struct train_tokenizer_opts *o, struct batch_texts *b, struct text_reader *r,
+                     struct token_trainer *t, struct tokenize_stats *s, struct err *e)
 {
     for (bool got = true; got && (o->max_bytes == 0 || s->bytes < o->max_bytes);) {
         for (int n = 0; n < BATCH_PARTS && got; n++) {
@@ -96,9 +93,8 @@ static size_t cut_for_trainer(const void *trainer, const void *text, size_t n)
     return token_trainer_cut(trainer, text, n);
 }
 
-int data_train_tokenizer(const struct train_tokenizer_opts *o, const char *out_prefix,
-                         struct tokenize_stats *read, struct token_train_stats *stats,
-                         struct err *e)
+int data_train_tokenizer(const struct train_tokenizer_opts *o, const char *out_prefix, struct tokenize_stats *read,
+                         struct token_train_stats *stats, struct err *e)
 {
     struct text_list list = {0};
     struct text_reader reader = {0};

@@ -117,8 +117,7 @@ static int out_rename(struct out_file *f, struct err *e)
     return ST_OK;
 }
 
-int token_writer_open(struct token_writer **out, const char *prefix, enum dtype dtype, bool replace,
-                      struct err *e)
+int token_writer_open(struct token_writer **out, const char *prefix, enum dtype dtype, bool replace, struct err *e)
 {
     *out = NULL;
     if (dtype != DT_U8 && dtype != DT_U16 && dtype != DT_I32)
@@ -154,15 +153,13 @@ out:
 
 int token_writer_add(struct token_writer *w, const int32_t *ids, size_t n, struct err *e)
 {
-    static const int64_t limits[DT_COUNT] = {
-        [DT_U8] = UINT8_MAX, [DT_U16] = UINT16_MAX, [DT_I32] = INT32_MAX};
+    static const int64_t limits[DT_COUNT] = {[DT_U8] = UINT8_MAX, [DT_U16] = UINT16_MAX, [DT_I32] = INT32_MAX};
     size_t item = dtype_bytes(w->dtype);
     if ((int64_t)n > INT32_MAX - w->sequence_tokens)
         return err_set(e, ST_UNSUPPORTED, "%s: a sequence of more than 2^31-1 tokens", w->bin.path);
     for (size_t i = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] > limits[w->dtype])
-            return err_set(e, ST_INVALID, "%s: id %d does not fit type %s", w->bin.path, ids[i],
-                           dtype_name(w->dtype));
+            return err_set(e, ST_INVALID, "%s: id %d does not fit type %s", w->bin.path, ids[i], dtype_name(w->dtype));
         TRY(out_add(&w->bin, &ids[i], item, e)); /* little-endian: the low bytes come first */
     }
     w->sequence_tokens += (int64_t)n;
@@ -242,8 +239,8 @@ int token_writer_close(struct token_writer *w, struct err *e)
                         (long long)w->n_tokens));
     if (w->replace && unlink(w->idx.path) != 0 && errno != ENOENT)
         TRY_OUT(err_errno(e, "cannot replace %s", w->idx.path));
-    /* Names reach the disk in any order unless they are synced: never a new .bin beside an old .idx, an .idx without its
-     * .bin, or a .bin alone without the temporary name that tells whose it is. */
+    /* Names reach the disk in any order unless they are synced: never a new .bin beside an old .idx, an .idx without
+     * its .bin, or a .bin alone without the temporary name that tells whose it is. */
     TRY_OUT(file_sync_parent(w->bin.path, e));
     st = ST_OK;
     if (w->loss.path != NULL)

@@ -47,18 +47,15 @@ static bool has_room(size_t bytes)
 int blas_reserve(int threads, struct err *e)
 {
     void *buffer[MAX_BUFFERS];
-    int n =
-        threads > cpu_count() ? threads : cpu_count(); /* ranks that are threads share the cores */
+    int n = threads > cpu_count() ? threads : cpu_count(); /* ranks that are threads share the cores */
     n = n < MAX_BUFFERS ? n : MAX_BUFFERS;
     if (!is_limited())
         return ST_OK;
     size_t bytes = (size_t)n * buffer_bytes;
     if (!has_room(bytes)) {
-        err_set(e, ST_NOMEM,
-                "no address space for the %zu MiB of buffers that OpenBLAS takes for %d threads",
+        err_set(e, ST_NOMEM, "no address space for the %zu MiB of buffers that OpenBLAS takes for %d threads",
                 bytes >> 20, n);
-        return err_hint(
-            e, "raise the limit (ulimit -v), or let the program use fewer cores (taskset)");
+        return err_hint(e, "raise the limit (ulimit -v), or let the program use fewer cores (taskset)");
     }
     if (blas_memory_alloc == NULL || blas_memory_free == NULL)
         return ST_OK;
@@ -69,15 +66,12 @@ int blas_reserve(int threads, struct err *e)
     return ST_OK;
 }
 
-/* ---- before OpenBLAS is loaded
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- before OpenBLAS is loaded --------------------------------------------------------------- */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1 /* their address space has no limit, and they start at the same moment */
 #elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                         \
-    __has_feature(memory_sanitizer)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
 #define SANITIZED 1
 #endif
 #endif
@@ -96,8 +90,7 @@ static int leading_number(const char *text)
  * process. */
 static int threads_at_load(char **env)
 {
-    static const char *const names[] = {
-        "OPENBLAS_NUM_THREADS=", "GOTO_NUM_THREADS=", "OMP_NUM_THREADS="};
+    static const char *const names[] = {"OPENBLAS_NUM_THREADS=", "GOTO_NUM_THREADS=", "OMP_NUM_THREADS="};
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     for (int i = countof(names) - 1; i >= 0; i--)
@@ -111,9 +104,8 @@ static int threads_at_load(char **env)
 
 static void check_at_load(int argc, char **argv, char **env)
 {
-    static const char text[] =
-        "braid: error: no address space for the buffers of OpenBLAS, 128 MiB for each core\n"
-        "  hint: raise the limit (ulimit -v), or set OPENBLAS_NUM_THREADS to a smaller number\n";
+    static const char text[] = "braid: error: no address space for the buffers of OpenBLAS, 128 MiB for each core\n"
+                               "  hint: raise the limit (ulimit -v), or set OPENBLAS_NUM_THREADS to a smaller number\n";
     (void)argc;
     (void)argv;
     if (!is_limited() || has_room((size_t)threads_at_load(env) * buffer_bytes))
@@ -124,6 +116,5 @@ static void check_at_load(int argc, char **argv, char **env)
 }
 
 /* The one place where an executable runs something before the libraries it was linked with. */
-__attribute__((section(".preinit_array"),
-               used)) static void (*const at_load)(int, char **, char **) = check_at_load;
+__attribute__((section(".preinit_array"), used)) static void (*const at_load)(int, char **, char **) = check_at_load;
 #endif

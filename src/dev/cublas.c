@@ -1,9 +1,10 @@
 /* Dense products through cuBLASLt. One algorithm per shape, the library's first choice among those whose sums have a
  * fixed order, remembered; a workspace per lane, so that lanes do not share partial sums.
  *
- * Another algorithm may be faster, and gives other bits. Where the run allows that (dev_gpu.fast), or names a file that keeps
- * the choices (dev_gpu.gemm_table), the library's first few are timed when a shape is first met, on its own operands and
- * with the result put aside. With a file, shapes found in it are not timed: runs with the same file give the same bits. */
+ * Another algorithm may be faster, and gives other bits. Where the run allows that (dev_gpu.fast), or names a file that
+ * keeps the choices (dev_gpu.gemm_table), the library's first few are timed when a shape is first met, on its own
+ * operands and with the result put aside. With a file, shapes found in it are not timed: runs with the same file give
+ * the same bits. */
 #include "dev/cuda.h"
 #include "dev/vendor.h"
 
@@ -18,8 +19,8 @@ enum { WORKSPACE_BYTES = 64 << 20, MAX_PLANS = 4096, MAX_CANDIDATES = 8 };
 
 /* Timing: only products worth it, a bounded time for all of them, and only a gain that is more than noise. */
 #define TUNE_LEAST_FLOPS 1e10
-#define TUNE_SECONDS     4.0
-#define TUNE_GAIN        0.985
+#define TUNE_SECONDS 4.0
+#define TUNE_GAIN 0.985
 
 /* What decides the algorithm. Compared bytewise: no padding, always zeroed first. */
 struct shape_key {
@@ -56,9 +57,10 @@ struct blas {
     size_t (*version)(void);
     cublasStatus_t (*create)(cublasLtHandle_t *);
     cublasStatus_t (*destroy)(cublasLtHandle_t);
-    cublasStatus_t (*matmul)(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t, const void *,
-                             cublasLtMatrixLayout_t, const void *, const void *, cublasLtMatrixLayout_t, void *, cublasLtMatrixLayout_t,
-                             const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t);
+    cublasStatus_t (*matmul)(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t,
+                             const void *, cublasLtMatrixLayout_t, const void *, const void *, cublasLtMatrixLayout_t,
+                             void *, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *, size_t,
+                             cudaStream_t);
     cublasStatus_t (*desc_create)(cublasLtMatmulDesc_t *, cublasComputeType_t, cudaDataType_t);
     cublasStatus_t (*desc_destroy)(cublasLtMatmulDesc_t);
     cublasStatus_t (*desc_set)(cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, const void *, size_t);
@@ -67,13 +69,16 @@ struct blas {
     cublasStatus_t (*pref_create)(cublasLtMatmulPreference_t *);
     cublasStatus_t (*pref_destroy)(cublasLtMatmulPreference_t);
     cublasStatus_t (*pref_set)(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, const void *, size_t);
-    cublasStatus_t (*heuristic)(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int, cublasLtMatmulHeuristicResult_t[], int *);
+    cublasStatus_t (*heuristic)(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
+                                cublasLtMatmulHeuristicResult_t[], int *);
 };
 
 static int blas_status(struct err *e, cublasStatus_t code, const char *what)
 {
-    return code == CUBLAS_STATUS_SUCCESS ? ST_OK : err_set(e, ST_INTERNAL, "cuBLASLt: %s failed with status %d", what, (int)code);
+    return code == CUBLAS_STATUS_SUCCESS
+               ? ST_OK
+               : err_set(e, ST_INTERNAL, "cuBLASLt: %s failed with status %d", what, (int)code);
 }
 
 static int find_functions(struct blas *b, struct err *e)
@@ -96,15 +101,15 @@ static int find_functions(struct blas *b, struct err *e)
     return vendor_find(b->lib, list, countof(list), e);
 }
 
-/* ---- the file of choices: a line that names GPU and library, then a line for each shape ------------------------------- */
+/* ---- the file of choices: a line that names GPU and library, then a line for each shape ------ */
 
 enum { KEY_NUMBERS = 17 };
 
 static void key_numbers(const struct shape_key *k, int64_t n[KEY_NUMBERS])
 {
-    const int64_t all[KEY_NUMBERS] = {k->m,       k->n,       k->k,       k->lda,     k->ldb,     k->ldc,     k->ab,
-                                      k->c_type,  k->trans_a, k->trans_b, k->align_a, k->align_b, k->align_c, k->beta_is_zero,
-                                      k->b_type,  k->a_scale, k->b_scale};
+    const int64_t all[KEY_NUMBERS] = {
+        k->m,       k->n,       k->k,       k->lda,     k->ldb,          k->ldc,    k->ab,      k->c_type, k->trans_a,
+        k->trans_b, k->align_a, k->align_b, k->align_c, k->beta_is_zero, k->b_type, k->a_scale, k->b_scale};
     memcpy(n, all, sizeof all);
 }
 
@@ -112,8 +117,8 @@ static void key_from(struct shape_key *k, const int64_t n[KEY_NUMBERS])
 {
     memset(k, 0, sizeof *k);
     int64_t *wide[] = {&k->m, &k->n, &k->k, &k->lda, &k->ldb, &k->ldc};
-    int32_t *narrow[] = {&k->ab, &k->c_type, &k->trans_a, &k->trans_b, &k->align_a, &k->align_b, &k->align_c, &k->beta_is_zero,
-                         &k->b_type, &k->a_scale, &k->b_scale};
+    int32_t *narrow[] = {&k->ab,      &k->c_type,       &k->trans_a, &k->trans_b, &k->align_a, &k->align_b,
+                         &k->align_c, &k->beta_is_zero, &k->b_type,  &k->a_scale, &k->b_scale};
     for (int i = 0; i < KEY_NUMBERS; i++)
         if (i < countof(wide))
             *wide[i] = n[i];
@@ -208,7 +213,8 @@ int blas_open(struct cuda_dev *c, struct err *e)
     TRY(mem_array((void **)&b, 1, sizeof *b, e));
     c->blas = b;
     if (vendor_open(&b->lib, names, e) != ST_OK)
-        return err_hint(e, "cuBLAS comes with the CUDA toolkit; put its folder into LD_LIBRARY_PATH, or use run.device=cpu");
+        return err_hint(
+            e, "cuBLAS comes with the CUDA toolkit; put its folder into LD_LIBRARY_PATH, or use run.device=cpu");
     TRY(find_functions(b, e));
     TRY(blas_status(e, b->create(&b->handle), "cublasLtCreate"));
     for (int l = 0; l < CUDA_LANES; l++)
@@ -290,7 +296,10 @@ static struct shape_key key_of(const struct blas_call *g)
 
 static cudaDataType_t data_type(enum dtype t)
 {
-    return t == DT_BF16 ? CUDA_R_16BF : t == DT_F8_E4M3 ? CUDA_R_8F_E4M3 : t == DT_F8_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_32F;
+    return t == DT_BF16      ? CUDA_R_16BF
+           : t == DT_F8_E4M3 ? CUDA_R_8F_E4M3
+           : t == DT_F8_E5M2 ? CUDA_R_8F_E5M2
+                             : CUDA_R_32F;
 }
 
 /* How the scales of codes lie; which of them is said before each call (set_scales). */
@@ -302,16 +311,20 @@ static int describe_scales(const struct blas *b, const struct blas_plan *p, stru
     const int32_t first = mode[p->key.b_scale], second = mode[p->key.a_scale];
     if (p->key.a_scale == BLAS_SCALE_NONE)
         return ST_OK;
-    TRY(blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &first, sizeof first), "scale mode of A"));
-    return blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &second, sizeof second), "scale mode of B");
+    TRY(blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &first, sizeof first),
+                    "scale mode of A"));
+    return blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &second, sizeof second),
+                       "scale mode of B");
 }
 
 static int set_scales(const struct blas *b, const struct blas_plan *p, const struct blas_call *g, struct err *e)
 {
     if (p->key.a_scale == BLAS_SCALE_NONE)
         return ST_OK;
-    TRY(blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->b_scales, sizeof g->b_scales), "scales of A"));
-    return blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->a_scales, sizeof g->a_scales), "scales of B");
+    TRY(blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->b_scales, sizeof g->b_scales),
+                    "scales of A"));
+    return blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->a_scales, sizeof g->a_scales),
+                       "scales of B");
 }
 
 /* The library is column-major: it computes C^T = op(B)^T op(A)^T, so our B is its A. */
@@ -326,7 +339,8 @@ static int describe(struct blas *b, struct blas_plan *p, struct err *e)
     TRY(blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "transpose of B"));
     TRY(describe_scales(b, p, e));
     uint64_t m = (uint64_t)k->m, n = (uint64_t)k->n, kk = (uint64_t)k->k;
-    TRY(blas_status(e, b->layout_create(&p->a, b_type, k->trans_b ? kk : n, k->trans_b ? n : kk, k->ldb), "layout of A"));
+    TRY(blas_status(e, b->layout_create(&p->a, b_type, k->trans_b ? kk : n, k->trans_b ? n : kk, k->ldb),
+                    "layout of A"));
     TRY(blas_status(e, b->layout_create(&p->b, ab, k->trans_a ? m : kk, k->trans_a ? kk : m, k->lda), "layout of B"));
     return blas_status(e, b->layout_create(&p->c, ct, n, m, k->ldc), "layout of C");
 }
@@ -354,28 +368,30 @@ static int propose(struct blas *b, const struct blas_plan *p, int most, struct c
     cublasStatus_t code = b->heuristic(b->handle, p->desc, p->a, p->b, p->c, p->c, pref, most, out->list, &out->n);
     b->pref_destroy(pref);
     if (code != CUBLAS_STATUS_SUCCESS || out->n == 0)
-        return err_set(e, ST_UNSUPPORTED, "cuBLASLt has no algorithm for m %lld, n %lld, k %lld, strides %lld %lld %lld (status %d)",
-                       (long long)p->key.m, (long long)p->key.n, (long long)p->key.k, (long long)p->key.lda, (long long)p->key.ldb,
-                       (long long)p->key.ldc, (int)code);
+        return err_set(e, ST_UNSUPPORTED,
+                       "cuBLASLt has no algorithm for m %lld, n %lld, k %lld, strides %lld %lld %lld (status %d)",
+                       (long long)p->key.m, (long long)p->key.n, (long long)p->key.k, (long long)p->key.lda,
+                       (long long)p->key.ldb, (long long)p->key.ldc, (int)code);
     return ST_OK;
 }
 
-/* ---- timing -------------------------------------------------------------------------------------------------------- */
+/* ---- timing ---------------------------------------------------------------------------------- */
 
-static cublasStatus_t multiply(const struct blas *b, const struct blas_plan *p, const cublasLtMatmulAlgo_t *algo, const struct blas_call *g, void *to,
-                               const struct lane *l)
+static cublasStatus_t multiply(const struct blas *b, const struct blas_plan *p, const cublasLtMatmulAlgo_t *algo,
+                               const struct blas_call *g, void *to, const struct lane *l)
 {
-    return b->matmul(b->handle, p->desc, &g->alpha, g->b, p->a, g->a, p->b, &g->beta, g->c, p->c, to, p->c, algo, b->workspace[l->index],
-                     WORKSPACE_BYTES, (cudaStream_t)cuda_stream(l));
+    return b->matmul(b->handle, p->desc, &g->alpha, g->b, p->a, g->a, p->b, &g->beta, g->c, p->c, to, p->c, algo,
+                     b->workspace[l->index], WORKSPACE_BYTES, (cudaStream_t)cuda_stream(l));
 }
 
 /* Mean of several calls, in seconds; negative where the algorithm fails. */
-static double seconds_of(const struct blas *b, const struct blas_plan *p, const cublasLtMatmulAlgo_t *algo, const struct blas_call *g, void *to,
-                         const struct lane *l, int calls)
+static double seconds_of(const struct blas *b, const struct blas_plan *p, const cublasLtMatmulAlgo_t *algo,
+                         const struct blas_call *g, void *to, const struct lane *l, int calls)
 {
     float ms = -1;
     cudaStream_t stream = (cudaStream_t)cuda_stream(l);
-    bool fine = multiply(b, p, algo, g, to, l) == CUBLAS_STATUS_SUCCESS && cudaEventRecord(b->begin, stream) == cudaSuccess;
+    bool fine =
+        multiply(b, p, algo, g, to, l) == CUBLAS_STATUS_SUCCESS && cudaEventRecord(b->begin, stream) == cudaSuccess;
     for (int i = 0; i < calls && fine; i++)
         fine = multiply(b, p, algo, g, to, l) == CUBLAS_STATUS_SUCCESS;
     fine = fine && cudaEventRecord(b->end, stream) == cudaSuccess && cudaEventSynchronize(b->end) == cudaSuccess &&
@@ -385,8 +401,8 @@ static double seconds_of(const struct blas *b, const struct blas_plan *p, const 
 
 /* The fastest of the candidates, in two rounds so that a clock that changes meets all of them. The first is kept unless
  * another is clearly faster. to: room for the result. */
-static int fastest(const struct blas *b, const struct blas_plan *p, const struct candidates *c, const struct blas_call *g, void *to, const struct lane *l,
-                   double best[MAX_CANDIDATES])
+static int fastest(const struct blas *b, const struct blas_plan *p, const struct candidates *c,
+                   const struct blas_call *g, void *to, const struct lane *l, double best[MAX_CANDIDATES])
 {
     double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k, want = 6e11 / flops;
     int calls = want < 3 ? 3 : want > 20 ? 20 : (int)want, chosen = 0;
@@ -405,15 +421,16 @@ static int fastest(const struct blas *b, const struct blas_plan *p, const struct
 }
 
 /* Not while a run is being captured, nor where there is no room to put results aside: then the first choice stands. */
-static int tune(struct blas *b, const struct blas_plan *p, const struct candidates *c, const struct blas_call *g, const struct lane *l, int *chosen,
-                double best[MAX_CANDIDATES])
+static int tune(struct blas *b, const struct blas_plan *p, const struct candidates *c, const struct blas_call *g,
+                const struct lane *l, int *chosen, double best[MAX_CANDIDATES])
 {
     enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     void *to = NULL;
     size_t bytes = (size_t)(g->ldc * g->m) * dtype_bytes(g->c_type);
     *chosen = 0;
     best[0] = 0;
-    if (cudaStreamIsCapturing((cudaStream_t)cuda_stream(l), &capturing) != cudaSuccess || capturing != cudaStreamCaptureStatusNone)
+    if (cudaStreamIsCapturing((cudaStream_t)cuda_stream(l), &capturing) != cudaSuccess ||
+        capturing != cudaStreamCaptureStatusNone)
         return ST_OK;
     if (cudaMalloc(&to, bytes) != cudaSuccess) {
         cudaGetLastError();
@@ -443,7 +460,8 @@ static int choose(struct blas *b, struct blas_plan *p, const struct blas_call *g
     int chosen = 0;
     if (from_table(b, p))
         return ST_OK;
-    bool timed = b->tunes && b->tuned_seconds < TUNE_SECONDS && 2.0 * (double)g->m * (double)g->n * (double)g->k >= TUNE_LEAST_FLOPS;
+    bool timed = b->tunes && b->tuned_seconds < TUNE_SECONDS &&
+                 2.0 * (double)g->m * (double)g->n * (double)g->k >= TUNE_LEAST_FLOPS;
     TRY(propose(b, p, timed ? MAX_CANDIDATES : 1, &c, l->err));
     if (timed)
         TRY(tune(b, p, &c, g, l, &chosen, best));

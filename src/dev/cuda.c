@@ -26,7 +26,8 @@ int cuda_status(struct err *e, int code, const char *what)
     if (code == (int)cudaSuccess)
         return ST_OK;
     enum status st = code == (int)cudaErrorMemoryAllocation ? ST_NOMEM : ST_INTERNAL;
-    return err_set(e, st, "%s: %s (%s)", what, cudaGetErrorString((cudaError_t)code), cudaGetErrorName((cudaError_t)code));
+    return err_set(e, st, "%s: %s (%s)", what, cudaGetErrorString((cudaError_t)code),
+                   cudaGetErrorName((cudaError_t)code));
 }
 
 #define CUDA(e, call) TRY(cuda_status(e, (int)(call), #call))
@@ -259,7 +260,8 @@ static int choose_gpu(struct cuda_dev *c, struct err *e)
     c->smem_per_block = (int64_t)p.sharedMemPerBlockOptin;
     snprintf(c->gpu_name, sizeof c->gpu_name, "%.63s", p.name);
     if (p.major < 8) {
-        err_set(e, ST_UNSUPPORTED, "%s has compute capability %d.%d; braid needs 8.0 or later", p.name, p.major, p.minor);
+        err_set(e, ST_UNSUPPORTED, "%s has compute capability %d.%d; braid needs 8.0 or later", p.name, p.major,
+                p.minor);
         return err_hint(e, "use run.device=cpu");
     }
     c->hopper = p.major == 9 && p.minor == 0 && !c->want.portable;
@@ -268,8 +270,8 @@ static int choose_gpu(struct cuda_dev *c, struct err *e)
 
 static int open_streams(struct cuda_impl *c, struct err *e)
 {
-    /* Lanes: compute, side, comm, copy (plan/graph.h). Copies of a step's inputs are small and come first: they share the
-     * compute stream. */
+    /* Lanes: compute, side, comm, copy (plan/graph.h). Copies of a step's inputs are small and come first: they share
+     * the compute stream. */
     int low, high;
     CUDA(e, cudaDeviceGetStreamPriorityRange(&low, &high));
     for (int l = 0; l < CUDA_LANES - 1; l++) {
@@ -302,6 +304,9 @@ int dev_open_cuda(struct dev *d, const struct dev_gpu *gpu, int threads, struct 
         return st;
     }
     snprintf(d->name, sizeof d->name, "%.60s, %s%s%s", c->pub.gpu_name, gpu->fp32 ? "fp32" : "bf16",
-             c->pub.hopper ? ", Hopper kernels" : ", portable kernels", c->pub.dnn != NULL ? ", cuDNN" : gpu->fp32 ? "" : ", no cuDNN");
+             c->pub.hopper ? ", Hopper kernels" : ", portable kernels",
+             c->pub.dnn != NULL ? ", cuDNN"
+             : gpu->fp32        ? ""
+                                : ", no cuDNN");
     return ST_OK;
 }

@@ -30,15 +30,14 @@ int cuda_status(struct err *e, int code, const char *what);
 /* Checks the launch just made on this lane. */
 int cuda_launched(const struct lane *l, const char *kernel);
 
-/* ---- cublas.c: C = alpha op(A) op(B) + beta C, row-major, any mix the library accepts ------------------ */
-
+/* ---- cublas.c: C = alpha op(A) op(B) + beta C, row-major, any mix the library accepts -------- */
 
 int blas_open(struct cuda_dev *c, struct err *e);
 void blas_close(struct cuda_dev *c);
 /* Scales of an operand of FP8 codes, as ops/quantise makes them. */
 enum blas_scale { BLAS_SCALE_NONE, BLAS_SCALE_TENSOR, BLAS_SCALE_ROWS, BLAS_SCALE_SQUARE };
-/* A, B and C as in ops/gemm; lda, ldb, ldc in elements. Types: a and b the same (BF16 or F32), c BF16 or F32. For FP8 codes
- * (blas_gemm8) a and b may differ (b_type), and have scales on the device. */
+/* A, B and C as in ops/gemm; lda, ldb, ldc in elements. Types: a and b the same (BF16 or F32), c BF16 or F32. For FP8
+ * codes (blas_gemm8) a and b may differ (b_type), and have scales on the device. */
 struct blas_call {
     const void *a, *b;
     void *c;
@@ -54,7 +53,7 @@ int blas_gemm(struct lane *l, const struct blas_call *g);
 /* A B^T of codes. *done false: the library has no kernel for this shape on this GPU, and nothing was written. */
 int blas_gemm8(struct lane *l, const struct blas_call *g, bool *done);
 
-/* ---- cudnn.c: attention; a missing library leaves cuda_dev.dnn NULL ------------------------------------------ */
+/* ---- cudnn.c: attention; a missing library leaves cuda_dev.dnn NULL -------------------------- */
 
 int dnn_open(struct cuda_dev *c, struct err *e);
 void dnn_close(struct cuda_dev *c);
@@ -75,7 +74,7 @@ int64_t dnn_attention_bwd_bytes(const struct dnn_attention *a);
 int dnn_attention_fwd(struct lane *l, const struct dnn_attention *a, bool *done);
 int dnn_attention_bwd(struct lane *l, const struct dnn_attention *a, bool *done);
 
-/* ---- events between lanes, and captured runs -------------------------------------------------------------------- */
+/* ---- events between lanes, and captured runs ------------------------------------------------- */
 
 int dev_open_cuda(struct dev *d, const struct dev_gpu *gpu, int threads, struct err *e);
 

@@ -16,7 +16,7 @@ static int64_t elem_count(const struct tensor *t, int first)
     return n;
 }
 
-/* ---- pieces of a call and their scratch: shapes alone ------------------------------------------------------------- */
+/* ---- pieces of a call and their scratch: shapes alone ---------------------------------------- */
 
 enum {
     PIECE_MB = 576,           /* scratch of one piece, where more than one is needed */
@@ -29,7 +29,10 @@ struct piece {
     int64_t batch, groups;
 };
 
-static int64_t heads_per_group(const struct dnn_attention *a) { return a->k.dim[2] > 0 ? a->q.dim[2] / a->k.dim[2] : 1; }
+static int64_t heads_per_group(const struct dnn_attention *a)
+{
+    return a->k.dim[2] > 0 ? a->q.dim[2] / a->k.dim[2] : 1;
+}
 
 static int64_t rowsum_bytes(const struct dnn_attention *a, struct piece p)
 {
@@ -38,7 +41,8 @@ static int64_t rowsum_bytes(const struct dnn_attention *a, struct piece p)
 
 static int64_t dq_sum_bytes(const struct dnn_attention *a, struct piece p, bool deterministic)
 {
-    return deterministic ? 0 : round_up(p.batch * p.groups * heads_per_group(a) * a->q.dim[1] * a->q.dim[3] * 4, SUM_ALIGN);
+    return deterministic ? 0
+                         : round_up(p.batch * p.groups * heads_per_group(a) * a->q.dim[1] * a->q.dim[3] * 4, SUM_ALIGN);
 }
 
 /* What the library will ask for; checked when the plan is made. */
@@ -51,7 +55,8 @@ static int64_t workspace_bytes(const struct dnn_attention *a, struct piece p, bo
 
 static int64_t piece_bytes(const struct dnn_attention *a, struct piece p, bool deterministic)
 {
-    return rowsum_bytes(a, p) + dq_sum_bytes(a, p, deterministic) + round_up(workspace_bytes(a, p, deterministic), SUM_ALIGN);
+    return rowsum_bytes(a, p) + dq_sum_bytes(a, p, deterministic) +
+           round_up(workspace_bytes(a, p, deterministic), SUM_ALIGN);
 }
 
 /* The next smaller part of n that divides it; 0 after 1. */
@@ -63,7 +68,8 @@ static int64_t smaller_divisor(int64_t n, int64_t d)
     return 0;
 }
 
-/* The next smaller piece: fewer batches first, since all heads of one batch are adjacent. groups 0 after the smallest. */
+/* The next smaller piece: fewer batches first, since all heads of one batch are adjacent. groups 0 after the smallest.
+ * */
 static struct piece smaller_piece(const struct dnn_attention *a, struct piece p)
 {
     if (p.batch > 1)
@@ -135,7 +141,7 @@ struct dnn {
     size_t n_plans, cap_plans;
 };
 
-/* ---- the library --------------------------------------------------------------------------------------------------- */
+/* ---- the library ----------------------------------------------------------------------------- */
 
 int dnn_status(const struct dnn_lib *lib, cudnnStatus_t code, const char *what, struct err *e)
 {
@@ -167,7 +173,8 @@ int dnn_lib_open(struct dnn_lib *lib, struct err *e)
     TRY(vendor_open(&lib->handle, names, e));
     TRY(vendor_find(lib->handle, find, countof(find), e));
     if (lib->version() < OLDEST_VERSION)
-        return err_set(e, ST_UNSUPPORTED, "cuDNN is version %zu, needed is %d or later", lib->version(), OLDEST_VERSION);
+        return err_set(e, ST_UNSUPPORTED, "cuDNN is version %zu, needed is %d or later", lib->version(),
+                       OLDEST_VERSION);
     return ST_OK;
 }
 
@@ -183,8 +190,10 @@ static int open_handle(struct dnn *d, struct err *e)
     TRY(dnn_status(&d->lib, d->lib.create(&d->handle), "cudnnCreate", e));
     TRY(cuda_status(e, (int)cudaEventCreateWithFlags(&d->fork, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
     for (int i = 0; i < STREAMS - 1; i++) {
-        TRY(cuda_status(e, (int)cudaStreamCreateWithFlags(&d->side[i], cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
-        TRY(cuda_status(e, (int)cudaEventCreateWithFlags(&d->join[i], cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+        TRY(cuda_status(e, (int)cudaStreamCreateWithFlags(&d->side[i], cudaStreamNonBlocking),
+                        "cudaStreamCreateWithFlags"));
+        TRY(cuda_status(e, (int)cudaEventCreateWithFlags(&d->join[i], cudaEventDisableTiming),
+                        "cudaEventCreateWithFlags"));
     }
     return ST_OK;
 }
@@ -228,7 +237,7 @@ void dnn_close(struct cuda_dev *c)
     c->dnn = NULL;
 }
 
-/* ---- plans ----------------------------------------------------------------------------------------------------------- */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 /* The engines the library proposes for a graph, best first. */
 static int propose(struct sdpa_graph *g, cudnnBackendDescriptor_t *out, int64_t *n)
@@ -259,8 +268,9 @@ static int compile(struct plan *p, cudnnHandle_t handle, cudnnBackendDescriptor_
     sdpa_set(g, p->plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &config);
     sdpa_finalize(g, p->plan);
     TRY(g->status);
-    return dnn_status(g->lib, g->lib->get(p->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &n, &p->workspace),
-                      "cuDNN workspace size", g->e);
+    return dnn_status(
+        g->lib, g->lib->get(p->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &n, &p->workspace),
+        "cuDNN workspace size", g->e);
 }
 
 static int make_plan(struct dnn *d, struct plan *p, struct err *e)
@@ -326,7 +336,7 @@ static struct sdpa_key key_of(const struct dnn_attention *a, struct piece p, boo
     return k;
 }
 
-/* ---- running --------------------------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 /* 16-byte rows are promised to the library. */
 static bool layout_fits(const struct tensor *t)
@@ -341,7 +351,8 @@ static bool call_fits(const struct dnn_attention *a, bool backward)
 {
     bool fits = a->q.dtype == DT_BF16 && a->lse.dtype == DT_F32 && (uintptr_t)a->lse.data % 16 == 0 &&
                 layout_fits(&a->q) && layout_fits(&a->k) && layout_fits(&a->v) && layout_fits(&a->o);
-    return fits && (!backward || (layout_fits(&a->dout) && layout_fits(&a->dq) && layout_fits(&a->dk) && layout_fits(&a->dv)));
+    return fits &&
+           (!backward || (layout_fits(&a->dout) && layout_fits(&a->dq) && layout_fits(&a->dk) && layout_fits(&a->dv)));
 }
 
 /* Addresses for one execution, by tensor name. */
@@ -372,13 +383,14 @@ static void *offset(const struct tensor *t, int64_t batch, int64_t head)
     return (char *)t->data + (batch * t->stride[0] + head * t->stride[2]) * (int64_t)dtype_bytes(t->dtype);
 }
 
-static int execute(const struct dnn *d, const struct plan *p, const struct binding *b, void *workspace, cudaStream_t stream,
-                   struct err *e)
+static int execute(const struct dnn *d, const struct plan *p, const struct binding *b, void *workspace,
+                   cudaStream_t stream, struct err *e)
 {
     const struct dnn_lib *lib = &d->lib;
     cudnnBackendDescriptor_t pack = NULL;
     TRY(dnn_status(lib, lib->set_stream(d->handle, stream), "cudnnSetStream", e));
-    TRY(dnn_status(lib, lib->new_descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack), "cudnnBackendCreateDescriptor", e));
+    TRY(dnn_status(lib, lib->new_descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack),
+                   "cudnnBackendCreateDescriptor", e));
     cudnnStatus_t code = lib->set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, b->n, b->uid);
     if (code == CUDNN_STATUS_SUCCESS)
         code = lib->set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, b->n, b->at);
@@ -430,8 +442,8 @@ int dnn_attention_fwd(struct lane *l, const struct dnn_attention *call, bool *do
 }
 
 /* One piece, starting at this batch and kv head; scratch holds piece_bytes. */
-static int run_piece(const struct dnn *d, const struct plan *p, const struct dnn_attention *a, struct piece size, int64_t batch,
-                     int64_t group, char *scratch, cudaStream_t stream, struct err *e)
+static int run_piece(const struct dnn *d, const struct plan *p, const struct dnn_attention *a, struct piece size,
+                     int64_t batch, int64_t group, char *scratch, cudaStream_t stream, struct err *e)
 {
     bool deterministic = p->key.deterministic != 0;
     int64_t head = group * heads_per_group(a);
@@ -486,8 +498,8 @@ static int cut_call(struct dnn *d, const struct dnn_attention *a, bool determini
     }
 }
 
-static int run_pieces(const struct dnn *d, const struct dnn_attention *a, const struct cut *c, const cudaStream_t *stream,
-                      struct err *e)
+static int run_pieces(const struct dnn *d, const struct dnn_attention *a, const struct cut *c,
+                      const cudaStream_t *stream, struct err *e)
 {
     int64_t at = 0;
     for (int64_t b = 0; b < a->q.dim[0]; b += c->size.batch)
@@ -508,7 +520,8 @@ int dnn_attention_bwd(struct lane *l, const struct dnn_attention *call, bool *do
     const struct dnn_attention shifted = aligned(call), *a = &shifted;
     TRY(cut_call(d, a, !cuda_of(l)->want.fast, &c, l->err));
     bool cut = c.size.batch != a->q.dim[0] || c.size.groups != a->k.dim[2];
-    if (c.plan == NULL || c.plan->refused || (cut && a->q.dim[1] % 4 != 0)) /* pieces of odd length would begin at unaligned statistics */
+    /* pieces of odd length would begin at unaligned statistics */
+    if (c.plan == NULL || c.plan->refused || (cut && a->q.dim[1] % 4 != 0))
         return ST_OK;
     *done = true;
     cudaStream_t stream[STREAMS] = {cuda_stream(l)};
@@ -545,6 +558,9 @@ int dnn_attention_fwd(struct lane *l, const struct dnn_attention *a, bool *done)
     return ST_OK;
 }
 
-int dnn_attention_bwd(struct lane *l, const struct dnn_attention *a, bool *done) { return dnn_attention_fwd(l, a, done); }
+int dnn_attention_bwd(struct lane *l, const struct dnn_attention *a, bool *done)
+{
+    return dnn_attention_fwd(l, a, done);
+}
 
 #endif

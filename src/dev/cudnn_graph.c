@@ -14,7 +14,7 @@
 
 typedef cudnnBackendDescriptor_t desc;
 
-/* ---- descriptors ------------------------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 desc sdpa_new(struct sdpa_graph *g, cudnnBackendDescriptorType_t type)
 {
@@ -31,8 +31,8 @@ desc sdpa_new(struct sdpa_graph *g, cudnnBackendDescriptorType_t type)
     return d;
 }
 
-void sdpa_set(struct sdpa_graph *g, desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t n,
-              const void *value)
+void sdpa_set(struct sdpa_graph *g, desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+              int64_t n, const void *value)
 {
     if (g->status != ST_OK)
         return;
@@ -57,7 +57,7 @@ static void set_type(struct sdpa_graph *g, desc d, cudnnBackendAttributeName_t n
     sdpa_set(g, d, name, CUDNN_TYPE_DATA_TYPE, 1, &value);
 }
 
-/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 struct shape4 {
     int64_t dim[4], stride[4];
@@ -76,11 +76,12 @@ static struct shape4 heads4(int64_t batch, int64_t heads, int64_t rows, int64_t 
 
 static struct shape4 transposed(struct shape4 s)
 {
-    return (struct shape4){{s.dim[0], s.dim[1], s.dim[3], s.dim[2]}, {s.stride[0], s.stride[1], s.stride[3], s.stride[2]}};
+    return (struct shape4){{s.dim[0], s.dim[1], s.dim[3], s.dim[2]},
+                           {s.stride[0], s.stride[1], s.stride[3], s.stride[2]}};
 }
 
-static desc tensor_desc(struct sdpa_graph *g, int64_t uid, cudnnDataType_t type, const struct shape4 *s, bool is_virtual,
-                        bool by_value)
+static desc tensor_desc(struct sdpa_graph *g, int64_t uid, cudnnDataType_t type, const struct shape4 *s,
+                        bool is_virtual, bool by_value)
 {
     desc d = sdpa_new(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     int64_t alignment = 16;
@@ -111,7 +112,7 @@ static desc scalar(struct sdpa_graph *g, enum sdpa_uid uid)
     return tensor_desc(g, uid, CUDNN_DATA_FLOAT, &one, false, true);
 }
 
-/* ---- operations --------------------------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static void add_op(struct sdpa_graph *g, desc op)
 {
@@ -205,7 +206,8 @@ static desc reshape(struct sdpa_graph *g, desc x, struct shape4 s)
 }
 
 /* x where a >= b (or a > b), else minus infinity. */
-static desc keep_where(struct sdpa_graph *g, desc x, cudnnPointwiseMode_t order, desc a, desc b, desc neg_inf, struct shape4 s)
+static desc keep_where(struct sdpa_graph *g, desc x, cudnnPointwiseMode_t order, desc a, desc b, desc neg_inf,
+                       struct shape4 s)
 {
     desc seen = between(g, CUDNN_DATA_BOOLEAN, s), y = between(g, CUDNN_DATA_FLOAT, s);
     pointwise_op(g, pointwise_mode(g, order, CUDNN_DATA_BOOLEAN, -1), a, b, NULL, seen);
@@ -231,11 +233,12 @@ static desc causal_mask(struct sdpa_graph *g, const struct sdpa_key *k, desc x, 
     row = index_of(g, x, 2, s);
     col = index_of(g, x, 3, s);
     desc end = between(g, CUDNN_DATA_FLOAT, s);
-    pointwise_op(g, pointwise_mode(g, CUDNN_POINTWISE_ADD, CUDNN_DATA_FLOAT, -1), col, scalar(g, UID_WINDOW), NULL, end);
+    pointwise_op(g, pointwise_mode(g, CUDNN_POINTWISE_ADD, CUDNN_DATA_FLOAT, -1), col, scalar(g, UID_WINDOW), NULL,
+                 end);
     return keep_where(g, x, CUDNN_POINTWISE_CMP_GT, end, row, neg_inf, s);
 }
 
-/* ---- the two graphs ------------------------------------------------------------------------------------------------ */
+/* ---- the two graphs -------------------------------------------------------------------------- */
 
 static struct shape4 lse_shape(const struct sdpa_key *k)
 {

@@ -63,7 +63,7 @@ enum sdpa_uid {
     UID_SCALE,
     UID_ONE,
     UID_NEG_INF,
-    UID_WINDOW, /* keys a row sees, as fp32 */
+    UID_WINDOW,  /* keys a row sees, as fp32 */
     UID_VIRTUAL, /* first of those that never exist in memory */
 };
 

@@ -7,14 +7,9 @@ int dev_open(struct dev *d, enum dev_kind kind, int threads, struct err *e)
 {
     *d = (struct dev){.kind = kind, .n_threads = threads};
     switch (kind) {
-    case DEV_REF:
-        d->real = d->wide = DT_F64;
-        return dev_open_host(d, e);
-    case DEV_CPU:
-        d->real = d->wide = DT_F32;
-        return dev_open_host(d, e);
-    case DEV_CUDA:
-        return dev_open_gpu(d, &(struct dev_gpu){0}, threads, e);
+    case DEV_REF: d->real = d->wide = DT_F64; return dev_open_host(d, e);
+    case DEV_CPU: d->real = d->wide = DT_F32; return dev_open_host(d, e);
+    case DEV_CUDA: return dev_open_gpu(d, &(struct dev_gpu){0}, threads, e);
     }
     return err_set(e, ST_INTERNAL, "unknown device kind %d", (int)kind);
 }

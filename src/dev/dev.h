@@ -14,10 +14,10 @@ enum dev_kind { DEV_REF, DEV_CPU, DEV_CUDA };
 struct dev_vt;
 struct dev {
     enum dev_kind kind;
-    enum dtype real;  /* activations and weights: F64, F32 or BF16 */
-    enum dtype wide;  /* statistics, coefficients, vectors of parameters, gradients of parameters: F64 or F32 */
-    int n_threads;    /* host threads the ops may use */
-    char name[96];    /* for people: "AMD EPYC, 2 threads, avx512" */
+    enum dtype real; /* activations and weights: F64, F32 or BF16 */
+    enum dtype wide; /* statistics, coefficients, vectors of parameters, gradients of parameters: F64 or F32 */
+    int n_threads;   /* host threads the ops may use */
+    char name[96];   /* for people: "AMD EPYC, 2 threads, avx512" */
     const struct dev_vt *vt;
     void *impl;
 };
@@ -58,13 +58,14 @@ struct dev_vt {
 int dev_open(struct dev *d, enum dev_kind kind, int threads, struct err *e);
 /* What only a GPU asks for. */
 struct dev_gpu {
-    bool fp32;     /* store and compute in fp32 (without tensor cores), for tests */
-    bool portable; /* kernels for compute capability 8.0 even where better ones exist */
-    bool fast;     /* allow what is not deterministic */
-    int index;     /* which GPU */
-    int sms;       /* multiprocessors that persistent kernels fill; 0: all */
+    bool fp32;        /* store and compute in fp32 (without tensor cores), for tests */
+    bool portable;    /* kernels for compute capability 8.0 even where better ones exist */
+    bool fast;        /* allow what is not deterministic */
+    int index;        /* which GPU */
+    int sms;          /* multiprocessors that persistent kernels fill; 0: all */
     bool large_tiles; /* tests: GEMMs of experts in the largest tiles, however few there are */
-    const char *gemm_table; /* file that stores the algorithm chosen for each GEMM; NULL or empty: none. Must outlive the device */
+    /* file that stores the algorithm chosen for each GEMM; NULL or empty: none. Must outlive the device */
+    const char *gemm_table;
 };
 int dev_open_gpu(struct dev *d, const struct dev_gpu *gpu, int threads, struct err *e);
 void dev_close(struct dev *d);
@@ -81,7 +82,8 @@ double dev_peak_flops(struct dev *d);
 int dev_fetch(struct dev *d, const struct tensor *t, struct tensor *host, struct err *e);
 void dev_fetched(struct dev *d, struct tensor *host);
 
-/* Called before each run of a plan. Host devices look now and then whether other programs use the cores, and wait for threads accordingly. */
+/* Called before each run of a plan. Host devices look now and then whether other programs use the cores, and wait for
+ * threads accordingly. */
 void dev_between_runs(struct dev *d);
 
 /* A back end may refuse, with the reason, before anything else happens. */

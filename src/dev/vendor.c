@@ -1,4 +1,5 @@
-/* Vendor libraries are opened at run time: a binary built with CUDA starts, and trains on the CPU, where they are missing. */
+/* Vendor libraries are opened at run time: a binary built with CUDA starts, and trains on the CPU, where they are
+ * missing. */
 #include "dev/vendor.h"
 
 #include <dlfcn.h>

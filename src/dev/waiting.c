@@ -62,16 +62,17 @@ static double others_seconds(void)
     if (n <= 0 || tick <= 0 || sched_getaffinity(0, sizeof set, &set) != 0 || getrusage(RUSAGE_SELF, &u) != 0)
         return -1;
     text[n] = '\0';
-    for (char *line = text; line != NULL && str_starts(line, "cpu"); line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
+    for (char *line = text; line != NULL && str_starts(line, "cpu");
+         line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
         int core;
         unsigned long long user, nice, sys, idle, io, irq, soft, steal;
-        if (sscanf(line, "cpu%d %llu %llu %llu %llu %llu %llu %llu %llu", &core, &user, &nice, &sys,
-                   &idle, &io, &irq, &soft, &steal) == 9 &&
+        if (sscanf(line, "cpu%d %llu %llu %llu %llu %llu %llu %llu %llu", &core, &user, &nice, &sys, &idle, &io, &irq,
+                   &soft, &steal) == 9 &&
             core >= 0 && core < CPU_SETSIZE && CPU_ISSET((size_t)core, &set))
             busy += (double)(user + nice + sys + irq + soft + steal);
     }
-    double own = (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-                 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+    double own =
+        (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
     return busy / tick - own;
 }
 
@@ -183,8 +184,7 @@ void waiting_look(struct waiting *w)
         return;
     long count = count_preemptions();
     double rate = (double)(count - w->preempted) / seconds, before = w->others;
-    w->others = rate > calm_rate ? others_seconds()
-                                 : -1; /* where nothing is preempted there is nothing to read */
+    w->others = rate > calm_rate ? others_seconds() : -1; /* where nothing is preempted there is nothing to read */
     waiting_decide(w, rate, before >= 0 && w->others >= 0 ? (w->others - before) / seconds : 0);
     w->preempted = count;
     w->looked = now;

@@ -1,10 +1,11 @@
-/* Binding: which tensors of the folder make up each parameter of the model. Nothing is read before all of it is known to fit. */
+/* Binding: which tensors of the folder make up each parameter of the model. Nothing is read before all of it is known
+ * to fit. */
 #include "hf/hf_int.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- keys and names ------------------------------------------------------------------------------------------- */
+/* ---- keys and names -------------------------------------------------------------------------- */
 
 /* A number at s and what follows it and a dot; NULL if there is none. */
 static const char *numbered(const char *s, int64_t *n)
@@ -69,8 +70,8 @@ const struct hf_rule *hf_next_rule(const struct hf_family *fam, const struct hf_
     return NULL;
 }
 
-char *hf_part_name(struct arena *a, const struct hf_family *fam, const char *root, const struct config *c, const struct hf_key *k,
-                   const char *name, int64_t expert)
+char *hf_part_name(struct arena *a, const struct hf_family *fam, const char *root, const struct config *c,
+                   const struct hf_key *k, const char *name, int64_t expert)
 {
     struct buf b;
     buf_init(&b, HF_NAME);
@@ -94,7 +95,7 @@ char *hf_part_name(struct arena *a, const struct hf_family *fam, const char *roo
     return text;
 }
 
-/* ---- links ---------------------------------------------------------------------------------------------------- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 int hf_link_rule(struct hf_folder *f, int param, const struct hf_key *k, const struct hf_rule *r, struct err *e)
 {
@@ -106,7 +107,8 @@ int hf_link_rule(struct hf_folder *f, int param, const struct hf_key *k, const s
             if (name == NULL)
                 return err_set(e, ST_NOMEM, "out of memory");
             TRY(mem_grow((void **)&f->links, &f->links_cap, (size_t)f->n_links + 1, sizeof *f->links, e));
-            f->links[f->n_links++] = (struct hf_link){.param = param, .expert = each ? x : -1, .rule = r, .part = i, .name = name};
+            f->links[f->n_links++] =
+                (struct hf_link){.param = param, .expert = each ? x : -1, .rule = r, .part = i, .name = name};
         }
     return ST_OK;
 }
@@ -180,7 +182,8 @@ static int check_link(struct hf_folder *f, const struct hf_link *l, struct err *
     int64_t want[TENSOR_MAX_RANK] = {0};
     char a[128], b[128];
     if (!hf_find(f, l->name, &t))
-        return err_set(e, ST_INVALID, "%s: no tensor '%s' in the folder, which our %s is made of", f->path, l->name, p->key);
+        return err_set(e, ST_INVALID, "%s: no tensor '%s' in the folder, which our %s is made of", f->path, l->name,
+                       p->key);
     if (t.quant == HF_MXFP4)
         rule.flags &= ~(unsigned)HF_TRANSPOSED; /* blocks lie along the inputs: rows are outputs */
     TRY(hf_span_of(l->rule, l->part, &f->config->model, m.rows, &s, e));
@@ -263,7 +266,8 @@ static bool is_prediction(const struct hf_folder *f, const char *name)
         return false;
     if (f->family->mtp_layers != NULL)
         return str_starts(name, "mtp.");
-    int n = snprintf(prefix, sizeof prefix, "%s%s%lld.", f->root, f->family->layers, (long long)hf_pattern_layers(f->config));
+    int n = snprintf(prefix, sizeof prefix, "%s%s%lld.", f->root, f->family->layers,
+                     (long long)hf_pattern_layers(f->config));
     return hf_next_rule(f->family, &k, NULL) != NULL && n > 0 && (size_t)n < sizeof prefix && str_starts(name, prefix);
 }
 
@@ -282,7 +286,8 @@ static int check_leftovers(struct hf_folder *f, struct buf *notes, struct err *e
         } else if (is_prediction(f, n->name)) {
             predictions++;
         } else {
-            err_set(e, ST_UNSUPPORTED, "%s: tensor '%.160s' belongs to no parameter of the %s model that config.json describes", f->path,
+            err_set(e, ST_UNSUPPORTED,
+                    "%s: tensor '%.160s' belongs to no parameter of the %s model that config.json describes", f->path,
                     n->name, f->family->model_type);
             return err_hint(e, "the folder holds more than braid can express; nothing was written");
         }
@@ -292,7 +297,8 @@ static int check_leftovers(struct hf_folder *f, struct buf *notes, struct err *e
     return ST_OK;
 }
 
-int hf_bind(struct hf_folder *f, const struct config *c, const struct param *const *params, int n, struct buf *notes, struct err *e)
+int hf_bind(struct hf_folder *f, const struct config *c, const struct param *const *params, int n, struct buf *notes,
+            struct err *e)
 {
     f->config = c;
     f->params = params;
@@ -312,7 +318,7 @@ int hf_bind(struct hf_folder *f, const struct config *c, const struct param *con
     return check_leftovers(f, notes, e);
 }
 
-/* ---- loading -------------------------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 /* The parameter is one tensor as it stands: embeddings and heads, the largest of all, are read without a copy. */
 static bool is_whole(const struct hf_folder *f, int i, const struct hf_tensor *t)
@@ -341,7 +347,8 @@ int hf_load(struct hf_folder *f, int i, const struct tensor *dst, struct err *e)
         struct hf_span s;
         struct hf_tensor t;
         const float *values;
-        float add = l->rule->flags & HF_MINUS_ONE && f->config->model.norm_zero_centered && !f->gradients ? -1.0f : 0.0f;
+        float add =
+            l->rule->flags & HF_MINUS_ONE && f->config->model.norm_zero_centered && !f->gradients ? -1.0f : 0.0f;
         TRY(hf_span_of(l->rule, l->part, &f->config->model, m.rows, &s, e));
         if (!hf_find(f, l->name, &t))
             return err_set(e, ST_INTERNAL, "tensor '%s' was there before", l->name);

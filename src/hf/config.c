@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- reading JSON --------------------------------------------------------------------------------------------- */
+/* ---- reading JSON ---------------------------------------------------------------------------- */
 
 int hf_json_open(struct hf_json *j, const char *folder, struct err *e)
 {
@@ -76,7 +76,7 @@ int hf_json_real(const struct hf_json *j, const char *name, double absent, doubl
     return ST_OK;
 }
 
-/* ---- setting options ------------------------------------------------------------------------------------------ */
+/* ---- setting options ------------------------------------------------------------------------- */
 
 /* The folder defines the model: what the user gave beside it must say the same. */
 int hf_set_text(const struct hf_json *j, struct config *c, const char *option, const char *value, struct err *e)
@@ -95,7 +95,8 @@ int hf_set_text(const struct hf_json *j, struct config *c, const char *option, c
     TRY_OUT(config_set(c, option, value, j->label, e));
     const char *is = config_value_text(c, option, &after);
     if (was == NULL || is == NULL || strcmp(was, is) != 0)
-        st = err_set(e, ST_CONFLICT, "%s = %.80s (%s), but %s makes it %.80s", option, was ? was : "?", where, j->label, is ? is : "?");
+        st = err_set(e, ST_CONFLICT, "%s = %.80s (%s), but %s makes it %.80s", option, was ? was : "?", where, j->label,
+                     is ? is : "?");
 out:
     buf_release(&before);
     buf_release(&after);
@@ -116,7 +117,7 @@ int hf_set_real(const struct hf_json *j, struct config *c, const char *option, d
     return hf_set_text(j, c, option, text, e);
 }
 
-/* ---- fields --------------------------------------------------------------------------------------------------- */
+/* ---- fields ---------------------------------------------------------------------------------- */
 
 /* A field may have several names, "a|b": the first is written, each is read. */
 static bool next_name(const char **names, char out[HF_NAME])
@@ -164,21 +165,23 @@ static int read_option(const struct hf_json *j, const struct hf_field *f, struct
     switch (f->kind) {
     case HF_INT:
     case HF_INT_OR_NULL:
-        return json_is_integer(v) ? hf_set_int(j, c, f->option, json_integer_value(v), e) : hf_refuse(j, name, "a whole number is expected", e);
+        return json_is_integer(v) ? hf_set_int(j, c, f->option, json_integer_value(v), e)
+                                  : hf_refuse(j, name, "a whole number is expected", e);
     case HF_REAL:
-        return json_is_number(v) ? hf_set_real(j, c, f->option, json_number_value(v), e) : hf_refuse(j, name, "a number is expected", e);
+        return json_is_number(v) ? hf_set_real(j, c, f->option, json_number_value(v), e)
+                                 : hf_refuse(j, name, "a number is expected", e);
     case HF_BOOL:
         return json_is_boolean(v) ? hf_set_text(j, c, f->option, json_is_true(v) ? "on" : "off", e)
                                   : hf_refuse(j, name, "true or false is expected", e);
-    default:
-        return err_set(e, ST_INTERNAL, "field %s has an option and no kind that sets it", name);
+    default: return err_set(e, ST_INTERNAL, "field %s has an option and no kind that sets it", name);
     }
 }
 
 static bool says_no(json_t *v)
 {
     return v == NULL || json_is_false(v) || (json_is_number(v) && json_number_value(v) == 0) ||
-           (json_is_string(v) && json_string_length(v) == 0) || ((json_is_array(v) || json_is_object(v)) && json_array_size(v) + json_object_size(v) == 0);
+           (json_is_string(v) && json_string_length(v) == 0) ||
+           ((json_is_array(v) || json_is_object(v)) && json_array_size(v) + json_object_size(v) == 0);
 }
 
 static int read_field(const struct hf_json *j, const struct hf_field *f, struct config *c, struct err *e)
@@ -241,7 +244,8 @@ static void note_field(const struct hf_field *f, const char *name, json_t *value
         buf_addf(notes, "config.json: %.60s: %s\n", name, f->text);
 }
 
-int hf_config_read(const struct hf_family *fam, const struct hf_json *j, struct config *c, struct buf *notes, struct err *e)
+int hf_config_read(const struct hf_family *fam, const struct hf_json *j, struct config *c, struct buf *notes,
+                   struct err *e)
 {
     const char *name;
     json_t *value;
@@ -275,7 +279,7 @@ int hf_options(struct hf_folder *f, struct config *c, struct buf *notes, struct 
     return default_seq(f, c, notes, e);
 }
 
-/* ---- writing -------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 int hf_put(json_t *object, const char *name, json_t *value, struct err *e)
 {

@@ -1,12 +1,12 @@
-/* Writing a folder that transformers reads: config.json, safetensors files of bounded size, their index. Everything goes into
- * a folder beside the one asked for, which gets its name when all of it is on the disk. */
+/* Writing a folder that transformers reads: config.json, safetensors files of bounded size, their index. Everything
+ * goes into a folder beside the one asked for, which gets its name when all of it is on the disk. */
 #include "hf/out_int.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* ---- which family can say it ---------------------------------------------------------------------------------- */
+/* ---- which family can say it ----------------------------------------------------------------- */
 
 /* Options of the model that no config.json holds: how it was begun, and how its memory lies. */
 static bool outside_config(const char *option)
@@ -29,7 +29,8 @@ static bool outside_config(const char *option)
     return false;
 }
 
-static int first_difference(const struct config *c, const struct config *again, const struct hf_family *fam, struct err *e)
+static int first_difference(const struct config *c, const struct config *again, const struct hf_family *fam,
+                            struct err *e)
 {
     int st = ST_OK;
     struct buf a, b;
@@ -43,8 +44,8 @@ static int first_difference(const struct config *c, const struct config *again, 
         buf_clear(&b);
         const char *is = config_value_text(c, name, &a), *would = config_value_text(again, name, &b);
         if (is == NULL || would == NULL || strcmp(is, would) != 0)
-            st = err_set(e, ST_UNSUPPORTED, "a %s model cannot say %s = %.80s (it would be read as %.80s)", fam->model_type, name, is ? is : "?",
-                         would ? would : "?");
+            st = err_set(e, ST_UNSUPPORTED, "a %s model cannot say %s = %.80s (it would be read as %.80s)",
+                         fam->model_type, name, is ? is : "?", would ? would : "?");
     }
     buf_release(&a);
     buf_release(&b);
@@ -105,7 +106,8 @@ out:
     return st;
 }
 
-int hf_choose(const struct config *c, const char *family, enum dtype dtype, const struct hf_family **out, json_t **json, struct err *e)
+int hf_choose(const struct config *c, const char *family, enum dtype dtype, const struct hf_family **out, json_t **json,
+              struct err *e)
 {
     struct buf tried;
     *json = NULL;
@@ -128,7 +130,9 @@ int hf_choose(const struct config *c, const char *family, enum dtype dtype, cons
         }
         buf_addf(&tried, "%s%s: %.70s", tried.len ? "; " : "", hf_families[i]->model_type, why.msg);
     }
-    err_set(e, ST_UNSUPPORTED, family ? "there is no family '%s'" : "no family of transformers that braid writes can express this model", family);
+    err_set(e, ST_UNSUPPORTED,
+            family ? "there is no family '%s'" : "no family of transformers that braid writes can express this model",
+            family);
     err_hint(e, "%s", tried.text ? tried.text : "see braid export --help for the families");
     buf_release(&tried);
     return ST_UNSUPPORTED;
@@ -144,7 +148,7 @@ int hf_family_of(const struct config *c, const char *family, const char **name, 
     return ST_OK;
 }
 
-/* ---- tensors -------------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 struct writer {
     const struct hf_export *x;
@@ -193,7 +197,8 @@ static int by_name(const void *a, const void *b)
 static int fetch_tensor(void *ctx, const char *name, struct tensor *host, struct err *e)
 {
     struct writer *w = ctx;
-    struct hf_out_tensor want = {.name = name}, *t = bsearch(&want, w->out.tensors, (size_t)w->out.n_tensors, sizeof want, by_name);
+    struct hf_out_tensor want = {.name = name},
+                         *t = bsearch(&want, w->out.tensors, (size_t)w->out.n_tensors, sizeof want, by_name);
     int64_t n = tensor_elems(host);
     float *values;
     if (t == NULL)
@@ -219,7 +224,7 @@ static int fetch_tensor(void *ctx, const char *name, struct tensor *host, struct
     return ST_OK;
 }
 
-/* ---- files ---------------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static void shard_name(const struct writer *w, int shard, char out[64])
 {
@@ -242,10 +247,12 @@ static int write_shard(struct writer *w, int shard, struct err *e)
     for (int i = 0; st == ST_OK && i < w->out.n_tensors; i++) {
         const struct hf_out_tensor *t = &w->out.tensors[i];
         if (t->shard == shard)
-            items[n++] = (struct st_item){.name = t->name, .host = tensor_shape(dtype_on_disk(w, t), t->shape.rank, t->shape.dim)};
+            items[n++] = (struct st_item){.name = t->name,
+                                          .host = tensor_shape(dtype_on_disk(w, t), t->shape.rank, t->shape.dim)};
     }
     if (st == ST_OK)
-        st = path ? st_write_stream(path, items, n, &source, meta, countof(meta), e) : err_set(e, ST_NOMEM, "out of memory");
+        st = path ? st_write_stream(path, items, n, &source, meta, countof(meta), e)
+                  : err_set(e, ST_NOMEM, "out of memory");
     free(items);
     free(path);
     return st;
@@ -253,19 +260,24 @@ static int write_shard(struct writer *w, int shard, struct err *e)
 
 int hf_write_json(const char *dir, const char *name, const json_t *json, struct err *e)
 {
-    char *text = json ? json_dumps(json, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(17)) : NULL, *path = path_join(dir, name);
+    char *text = json ? json_dumps(json, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(17)) : NULL,
+         *path = path_join(dir, name);
     struct buf b;
     buf_init(&b, 0);
     if (text != NULL)
         buf_addf(&b, "%s\n", text);
-    int st = text != NULL && path != NULL && !b.failed ? file_write_atomic(path, b.text, b.len, e) : err_set(e, ST_NOMEM, "out of memory for %s", name);
+    int st = text != NULL && path != NULL && !b.failed ? file_write_atomic(path, b.text, b.len, e)
+                                                       : err_set(e, ST_NOMEM, "out of memory for %s", name);
     buf_release(&b);
     free(text);
     free(path);
     return st;
 }
 
-static int write_json(struct writer *w, const char *name, const json_t *json, struct err *e) { return hf_write_json(w->tmp, name, json, e); }
+static int write_json(struct writer *w, const char *name, const json_t *json, struct err *e)
+{
+    return hf_write_json(w->tmp, name, json, e);
+}
 
 static int write_index(struct writer *w, struct err *e)
 {

@@ -2,9 +2,9 @@
  * tensors, and which option is which field of config.json. To add one: its rows here, its line in hf_families, and what
  * rows cannot say (the pattern of layers) in family_config.c.
  *
- * Letters of sizes: d hidden, H heads, G key-value heads, D head size, f MLP width, e expert width, s shared expert's width,
- * n r v latent attention's nope, rope and value channels, Q k its query and key-value rank, K L gated delta net's key and
- * value heads, a b their channels, p value heads of a key head. */
+ * Letters of sizes: d hidden, H heads, G key-value heads, D head size, f MLP width, e expert width, s shared expert's
+ * width, n r v latent attention's nope, rope and value channels, Q k its query and key-value rank, K L gated delta
+ * net's key and value heads, a b their channels, p value heads of a key head. */
 #include "hf/family_config_int.h"
 
 static int64_t letter(const struct config_model *m, char c)
@@ -45,46 +45,50 @@ int64_t hf_size(const struct config_model *m, const char *text)
     return sum + product;
 }
 
-/* ---- tensors -------------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
-#define ONE(our_key, their_name) {.key = (our_key), .part = {{.name = (their_name)}}}
-#define END {.key = NULL}
-
-static const struct hf_rule ends[] = {
-    ONE("embedding.word_embeddings.weight", "@embed_tokens.weight"),
-    ONE("decoder.final_layernorm.weight", "@norm.weight"),
-    ONE("decoder.final_norm.weight", "@norm.weight"),
-    ONE("output_layer.weight", "lm_head.weight"),
-    END};
-
-static const struct hf_rule norms[] = {
-    ONE("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
-    ONE("self_attention.in_proj.layer_norm_weight", "input_layernorm.weight"),
-    ONE("input_layernorm.weight", "input_layernorm.weight"),
-    ONE("mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight"),
-    ONE("pre_mlp_layernorm.weight", "post_attention_layernorm.weight"),
-    END};
-
-#define QKV(what)                                                                                             \
-    {                                                                                                         \
-        .key = "self_attention.linear_qkv." what, .groups = "G",                                              \
-        .part = {{.name = "self_attn.q_proj." what, .rows = "HD"},                                            \
-                 {.name = "self_attn.k_proj." what, .rows = "GD"},                                            \
-                 {.name = "self_attn.v_proj." what, .rows = "GD"}}                                            \
+#define ONE(our_key, their_name)                                                                                       \
+    {                                                                                                                  \
+        .key = (our_key), .part = { {.name = (their_name)} }                                                           \
     }
-static const struct hf_rule attention[] = {
-    QKV("weight"),
-    QKV("bias"),
-    ONE("self_attention.linear_proj.weight", "self_attn.o_proj.weight"),
-    ONE("self_attention.linear_proj.bias", "self_attn.o_proj.bias"),
-    ONE("self_attention.q_layernorm.weight", "self_attn.q_norm.weight"),
-    ONE("self_attention.k_layernorm.weight", "self_attn.k_norm.weight"),
-    ONE("self_attention.core_attention.softmax_offset", "self_attn.sinks"),
-    END};
+#define END                                                                                                            \
+    {                                                                                                                  \
+        .key = NULL                                                                                                    \
+    }
+
+static const struct hf_rule ends[] = {ONE("embedding.word_embeddings.weight", "@embed_tokens.weight"),
+                                      ONE("decoder.final_layernorm.weight", "@norm.weight"),
+                                      ONE("decoder.final_norm.weight", "@norm.weight"),
+                                      ONE("output_layer.weight", "lm_head.weight"), END};
+
+static const struct hf_rule norms[] = {ONE("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
+                                       ONE("self_attention.in_proj.layer_norm_weight", "input_layernorm.weight"),
+                                       ONE("input_layernorm.weight", "input_layernorm.weight"),
+                                       ONE("mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight"),
+                                       ONE("pre_mlp_layernorm.weight", "post_attention_layernorm.weight"),
+                                       END};
+
+#define QKV(what)                                                                                                      \
+    {                                                                                                                  \
+        .key = "self_attention.linear_qkv." what, .groups = "G", .part = {                                             \
+            {.name = "self_attn.q_proj." what, .rows = "HD"},                                                          \
+            {.name = "self_attn.k_proj." what, .rows = "GD"},                                                          \
+            {.name = "self_attn.v_proj." what, .rows = "GD"}                                                           \
+        }                                                                                                              \
+    }
+static const struct hf_rule attention[] = {QKV("weight"),
+                                           QKV("bias"),
+                                           ONE("self_attention.linear_proj.weight", "self_attn.o_proj.weight"),
+                                           ONE("self_attention.linear_proj.bias", "self_attn.o_proj.bias"),
+                                           ONE("self_attention.q_layernorm.weight", "self_attn.q_norm.weight"),
+                                           ONE("self_attention.k_layernorm.weight", "self_attn.k_norm.weight"),
+                                           ONE("self_attention.core_attention.softmax_offset", "self_attn.sinks"),
+                                           END};
 
 /* q_proj of a gated attention holds D rows of the query, then D rows of the gate, for each head. */
 static const struct hf_rule gated_attention[] = {
-    {.key = "self_attention.linear_qkv.weight", .groups = "G",
+    {.key = "self_attention.linear_qkv.weight",
+     .groups = "G",
      .part = {{.name = "self_attn.q_proj.weight", .rows = "HD", .chunk = "D", .stride = "2D"},
               {.name = "self_attn.q_proj.weight", .rows = "HD", .chunk = "D", .stride = "2D", .offset = "D"},
               {.name = "self_attn.k_proj.weight", .rows = "GD"},
@@ -105,24 +109,24 @@ static const struct hf_rule latent_attention[] = {
     ONE("self_attention.linear_proj.weight", "self_attn.o_proj.weight"),
     END};
 
-#define GLU(our, theirs, width, what)                                                                         \
-    {                                                                                                         \
-        .key = our ".linear_fc1." what,                                                                       \
-        .part = {{.name = theirs ".gate_proj." what, .rows = width}, {.name = theirs ".up_proj." what, .rows = width}} \
+#define GLU(our, theirs, width, what)                                                                                  \
+    {                                                                                                                  \
+        .key = our ".linear_fc1." what, .part = {                                                                      \
+            {.name = theirs ".gate_proj." what, .rows = width},                                                        \
+            {.name = theirs ".up_proj." what, .rows = width}                                                           \
+        }                                                                                                              \
     }
-static const struct hf_rule glu[] = {
-    GLU("mlp", "mlp", "f", "weight"),
-    GLU("mlp", "mlp", "f", "bias"),
-    ONE("mlp.linear_fc2.weight", "mlp.down_proj.weight"),
-    ONE("mlp.linear_fc2.bias", "mlp.down_proj.bias"),
-    END};
+static const struct hf_rule glu[] = {GLU("mlp", "mlp", "f", "weight"), GLU("mlp", "mlp", "f", "bias"),
+                                     ONE("mlp.linear_fc2.weight", "mlp.down_proj.weight"),
+                                     ONE("mlp.linear_fc2.bias", "mlp.down_proj.bias"), END};
 
 /* One tensor for each expert and matrix; newer folders have all experts in one. */
 static const struct hf_rule experts[] = {
     ONE("mlp.router.weight", "mlp.gate.weight"),
     {.key = "mlp.router.expert_bias", .flags = HF_KEEP_F32, .part = {{.name = "mlp.gate.e_score_correction_bias"}}},
     {.key = "mlp.experts.linear_fc1.weight",
-     .part = {{.name = "mlp.experts.{e}.gate_proj.weight", .rows = "e"}, {.name = "mlp.experts.{e}.up_proj.weight", .rows = "e"}}},
+     .part = {{.name = "mlp.experts.{e}.gate_proj.weight", .rows = "e"},
+              {.name = "mlp.experts.{e}.up_proj.weight", .rows = "e"}}},
     ONE("mlp.experts.linear_fc2.weight", "mlp.experts.{e}.down_proj.weight"),
     {.key = "mlp.experts.linear_fc1.weight", .flags = HF_FUSED, .part = {{.name = "mlp.experts.gate_up_proj"}}},
     {.key = "mlp.experts.linear_fc2.weight", .flags = HF_FUSED, .part = {{.name = "mlp.experts.down_proj"}}},
@@ -133,13 +137,13 @@ static const struct hf_rule experts[] = {
 static const struct hf_rule qwen_shared[] = {
     GLU("mlp.shared_experts", "mlp.shared_expert", "s", "weight"),
     ONE("mlp.shared_experts.linear_fc2.weight", "mlp.shared_expert.down_proj.weight"),
-    ONE("mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"),
-    END};
+    ONE("mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"), END};
 
 static const struct hf_rule mixtral_experts[] = {
     ONE("mlp.router.weight", "block_sparse_moe.gate.weight"),
     {.key = "mlp.experts.linear_fc1.weight",
-     .part = {{.name = "block_sparse_moe.experts.{e}.w1.weight", .rows = "e"}, {.name = "block_sparse_moe.experts.{e}.w3.weight", .rows = "e"}}},
+     .part = {{.name = "block_sparse_moe.experts.{e}.w1.weight", .rows = "e"},
+              {.name = "block_sparse_moe.experts.{e}.w3.weight", .rows = "e"}}},
     ONE("mlp.experts.linear_fc2.weight", "block_sparse_moe.experts.{e}.w2.weight"),
     END};
 
@@ -161,28 +165,28 @@ static const struct hf_rule delta_net[] = {
     ONE("self_attention.out_proj.weight", "linear_attn.out_proj.weight"),
     END};
 
-#define MAMBA(theirs)                                                                                         \
-    ONE("mixer.in_proj.weight", theirs ".in_proj.weight"), ONE("mixer.conv1d.weight", theirs ".conv1d.weight"), \
-        ONE("mixer.conv1d.bias", theirs ".conv1d.bias"),                                                      \
-        {.key = "mixer.A_log", .flags = HF_KEEP_F32, .part = {{.name = theirs ".A_log"}}},                    \
-        {.key = "mixer.D", .flags = HF_KEEP_F32, .part = {{.name = theirs ".D"}}},                            \
-        {.key = "mixer.dt_bias", .flags = HF_KEEP_F32, .part = {{.name = theirs ".dt_bias"}}},                \
+#define MAMBA(theirs)                                                                                                  \
+    ONE("mixer.in_proj.weight", theirs ".in_proj.weight"), ONE("mixer.conv1d.weight", theirs ".conv1d.weight"),        \
+        ONE("mixer.conv1d.bias", theirs ".conv1d.bias"),                                                               \
+        {.key = "mixer.A_log", .flags = HF_KEEP_F32, .part = {{.name = theirs ".A_log"}}},                             \
+        {.key = "mixer.D", .flags = HF_KEEP_F32, .part = {{.name = theirs ".D"}}},                                     \
+        {.key = "mixer.dt_bias", .flags = HF_KEEP_F32, .part = {{.name = theirs ".dt_bias"}}},                         \
         ONE("mixer.norm.weight", theirs ".norm.weight"), ONE("mixer.out_proj.weight", theirs ".out_proj.weight")
 
-static const struct hf_rule mamba2_rules[] = {
-    ONE("embedding.word_embeddings.weight", "@embeddings.weight"),
-    ONE("embedding.word_embeddings.weight", "@embedding.weight"),
-    ONE("decoder.final_norm.weight", "@norm_f.weight"),
-    ONE("output_layer.weight", "lm_head.weight"),
-    ONE("mixer.in_proj.layer_norm_weight", "norm.weight"),
-    MAMBA("mixer"),
-    END};
+static const struct hf_rule mamba2_rules[] = {ONE("embedding.word_embeddings.weight", "@embeddings.weight"),
+                                              ONE("embedding.word_embeddings.weight", "@embedding.weight"),
+                                              ONE("decoder.final_norm.weight", "@norm_f.weight"),
+                                              ONE("output_layer.weight", "lm_head.weight"),
+                                              ONE("mixer.in_proj.layer_norm_weight", "norm.weight"),
+                                              MAMBA("mixer"),
+                                              END};
 
 static const struct hf_rule nemotron_rules[] = {
     ONE("self_attention.linear_qkv.layer_norm_weight", "norm.weight"),
     ONE("mlp.linear_fc1.layer_norm_weight", "norm.weight"),
     ONE("pre_mlp_layernorm.weight", "norm.weight"),
-    {.key = "self_attention.linear_qkv.weight", .groups = "G",
+    {.key = "self_attention.linear_qkv.weight",
+     .groups = "G",
      .part = {{.name = "mixer.q_proj.weight", .rows = "HD"},
               {.name = "mixer.k_proj.weight", .rows = "GD"},
               {.name = "mixer.v_proj.weight", .rows = "GD"}}},
@@ -210,99 +214,104 @@ static const struct hf_rule bamba_rules[] = {
     END};
 
 /* Weights of GPT-2's linear layers are [in, out]; q, k and v are one tensor. */
-#define CONV1D(our_key, their_name) {.key = (our_key), .flags = HF_TRANSPOSED, .part = {{.name = (their_name)}}}
-#define GPT2_QKV(what, how)                                                                                   \
-    {                                                                                                         \
-        .key = "self_attention.linear_qkv." what, .groups = "G", .flags = (how),                              \
-        .part = {{.name = "attn.c_attn." what, .rows = "HD", .stride = "3HD"},                                \
-                 {.name = "attn.c_attn." what, .rows = "HD", .stride = "3HD", .offset = "HD"},                \
-                 {.name = "attn.c_attn." what, .rows = "HD", .stride = "3HD", .offset = "2HD"}}               \
+#define CONV1D(our_key, their_name)                                                                                    \
+    {                                                                                                                  \
+        .key = (our_key), .flags = HF_TRANSPOSED, .part = { {.name = (their_name)} }                                   \
     }
-static const struct hf_rule gpt2_rules[] = {
-    ONE("embedding.word_embeddings.weight", "@wte.weight"),
-    ONE("embedding.position_embeddings.weight", "@wpe.weight"),
-    ONE("decoder.final_layernorm.weight", "@ln_f.weight"),
-    ONE("decoder.final_layernorm.bias", "@ln_f.bias"),
-    ONE("output_layer.weight", "lm_head.weight"),
-    ONE("self_attention.linear_qkv.layer_norm_weight", "ln_1.weight"),
-    ONE("self_attention.linear_qkv.layer_norm_bias", "ln_1.bias"),
-    GPT2_QKV("weight", HF_TRANSPOSED),
-    GPT2_QKV("bias", 0),
-    CONV1D("self_attention.linear_proj.weight", "attn.c_proj.weight"),
-    ONE("self_attention.linear_proj.bias", "attn.c_proj.bias"),
-    ONE("mlp.linear_fc1.layer_norm_weight", "ln_2.weight"),
-    ONE("mlp.linear_fc1.layer_norm_bias", "ln_2.bias"),
-    CONV1D("mlp.linear_fc1.weight", "mlp.c_fc.weight"),
-    ONE("mlp.linear_fc1.bias", "mlp.c_fc.bias"),
-    CONV1D("mlp.linear_fc2.weight", "mlp.c_proj.weight"),
-    ONE("mlp.linear_fc2.bias", "mlp.c_proj.bias"),
-    END};
+#define GPT2_QKV(what, how)                                                                                            \
+    {                                                                                                                  \
+        .key = "self_attention.linear_qkv." what, .groups = "G", .flags = (how), .part = {                             \
+            {.name = "attn.c_attn." what, .rows = "HD", .stride = "3HD"},                                              \
+            {.name = "attn.c_attn." what, .rows = "HD", .stride = "3HD", .offset = "HD"},                              \
+            {.name = "attn.c_attn." what, .rows = "HD", .stride = "3HD", .offset = "2HD"}                              \
+        }                                                                                                              \
+    }
+static const struct hf_rule gpt2_rules[] = {ONE("embedding.word_embeddings.weight", "@wte.weight"),
+                                            ONE("embedding.position_embeddings.weight", "@wpe.weight"),
+                                            ONE("decoder.final_layernorm.weight", "@ln_f.weight"),
+                                            ONE("decoder.final_layernorm.bias", "@ln_f.bias"),
+                                            ONE("output_layer.weight", "lm_head.weight"),
+                                            ONE("self_attention.linear_qkv.layer_norm_weight", "ln_1.weight"),
+                                            ONE("self_attention.linear_qkv.layer_norm_bias", "ln_1.bias"),
+                                            GPT2_QKV("weight", HF_TRANSPOSED),
+                                            GPT2_QKV("bias", 0),
+                                            CONV1D("self_attention.linear_proj.weight", "attn.c_proj.weight"),
+                                            ONE("self_attention.linear_proj.bias", "attn.c_proj.bias"),
+                                            ONE("mlp.linear_fc1.layer_norm_weight", "ln_2.weight"),
+                                            ONE("mlp.linear_fc1.layer_norm_bias", "ln_2.bias"),
+                                            CONV1D("mlp.linear_fc1.weight", "mlp.c_fc.weight"),
+                                            ONE("mlp.linear_fc1.bias", "mlp.c_fc.bias"),
+                                            CONV1D("mlp.linear_fc2.weight", "mlp.c_proj.weight"),
+                                            ONE("mlp.linear_fc2.bias", "mlp.c_proj.bias"),
+                                            END};
 
 /* All experts in one tensor, [in, out] unless it is MXFP4; gate and up take turns. */
-#define GPT_OSS_UP(our_what, their_name, how)                                                                 \
-    {                                                                                                         \
-        .key = "mlp.experts.linear_fc1." our_what, .flags = HF_FUSED | (how),                                 \
-        .part = {{.name = (their_name), .rows = "e", .chunk = "1", .stride = "2"},                            \
-                 {.name = (their_name), .rows = "e", .chunk = "1", .stride = "2", .offset = "1"}}             \
+#define GPT_OSS_UP(our_what, their_name, how)                                                                          \
+    {                                                                                                                  \
+        .key = "mlp.experts.linear_fc1." our_what, .flags = HF_FUSED | (how), .part = {                                \
+            {.name = (their_name), .rows = "e", .chunk = "1", .stride = "2"},                                          \
+            {.name = (their_name), .rows = "e", .chunk = "1", .stride = "2", .offset = "1"}                            \
+        }                                                                                                              \
     }
 static const struct hf_rule gpt_oss_rules[] = {
     ONE("mlp.router.weight", "mlp.router.weight"),
     ONE("mlp.router.bias", "mlp.router.bias"),
     GPT_OSS_UP("weight", "mlp.experts.gate_up_proj", HF_TRANSPOSED),
     GPT_OSS_UP("bias", "mlp.experts.gate_up_proj_bias", 0),
-    {.key = "mlp.experts.linear_fc2.weight", .flags = HF_FUSED | HF_TRANSPOSED, .part = {{.name = "mlp.experts.down_proj"}}},
+    {.key = "mlp.experts.linear_fc2.weight",
+     .flags = HF_FUSED | HF_TRANSPOSED,
+     .part = {{.name = "mlp.experts.down_proj"}}},
     {.key = "mlp.experts.linear_fc2.bias", .flags = HF_FUSED, .part = {{.name = "mlp.experts.down_proj_bias"}}},
     END};
 
 /* A depth of DeepSeek's prediction is one more layer of the model. */
 static const struct hf_rule deepseek_prediction[] = {
-    ONE("mtp.enorm.weight", "enorm.weight"),
-    ONE("mtp.hnorm.weight", "hnorm.weight"),
-    ONE("mtp.eh_proj.weight", "eh_proj.weight"),
-    ONE("mtp.final_layernorm.weight", "shared_head.norm.weight"),
-    END};
+    ONE("mtp.enorm.weight", "enorm.weight"), ONE("mtp.hnorm.weight", "hnorm.weight"),
+    ONE("mtp.eh_proj.weight", "eh_proj.weight"), ONE("mtp.final_layernorm.weight", "shared_head.norm.weight"), END};
 
-static const struct hf_copy deepseek_copies[] = {
-    {"embedding.word_embeddings.weight", "embed_tokens.weight"}, {"output_layer.weight", "shared_head.head.weight"}, {NULL, NULL}};
+static const struct hf_copy deepseek_copies[] = {{"embedding.word_embeddings.weight", "embed_tokens.weight"},
+                                                 {"output_layer.weight", "shared_head.head.weight"},
+                                                 {NULL, NULL}};
 
-static const struct hf_rule qwen_prediction[] = {
-    ONE("mtp.enorm.weight", "/mtp.pre_fc_norm_embedding.weight"),
-    ONE("mtp.hnorm.weight", "/mtp.pre_fc_norm_hidden.weight"),
-    ONE("mtp.eh_proj.weight", "/mtp.fc.weight"),
-    ONE("mtp.final_layernorm.weight", "/mtp.norm.weight"),
-    END};
+static const struct hf_rule qwen_prediction[] = {ONE("mtp.enorm.weight", "/mtp.pre_fc_norm_embedding.weight"),
+                                                 ONE("mtp.hnorm.weight", "/mtp.pre_fc_norm_hidden.weight"),
+                                                 ONE("mtp.eh_proj.weight", "/mtp.fc.weight"),
+                                                 ONE("mtp.final_layernorm.weight", "/mtp.norm.weight"), END};
 
-/* ---- fields --------------------------------------------------------------------------------------------------- */
+/* ---- fields ---------------------------------------------------------------------------------- */
 
-#define LAST {.json = NULL}
+#define LAST                                                                                                           \
+    {                                                                                                                  \
+        .json = NULL                                                                                                   \
+    }
 /* How a model was trained, not what it is. */
 #define NOT_DROPPED "dropout is not imported; --model.dropout and --model.attention_dropout set it"
 
 static const struct hf_field harmless[] = {
-    {"architectures|model_type|transformers_version|_name_or_path|auto_map|dtype|torch_dtype|use_cache|bos_token_id|eos_token_id|"
-     "pad_token_id|pretraining_tp|output_router_logits|router_aux_loss_coef|max_position_embeddings|attn_implementation|"
+    {"architectures|model_type|transformers_version|_name_or_path|auto_map|dtype|torch_dtype|use_cache|bos_token_id|"
+     "eos_token_id|"
+     "pad_token_id|pretraining_tp|output_router_logits|router_aux_loss_coef|max_position_embeddings|attn_"
+     "implementation|"
      "quantization_config|num_logits_to_keep|return_dict|output_hidden_states|output_attentions|is_decoder|"
-     "num_hidden_layers|rope_parameters|rope_scaling|rope_theta|partial_rotary_factor|ep_size|aux_loss_alpha|seq_aux|_attn_implementation_autoset",
+     "num_hidden_layers|rope_parameters|rope_scaling|rope_theta|partial_rotary_factor|ep_size|aux_loss_alpha|seq_aux|_"
+     "attn_implementation_autoset",
      HF_IGNORED, NULL, NULL},
     LAST};
 
-static const struct hf_field basics[] = {
-    {"hidden_size", HF_INT, "model.hidden", NULL},
-    {"vocab_size", HF_INT, "model.vocab", NULL},
-    {"tie_word_embeddings", HF_BOOL, "model.tied", "off"},
-    {"initializer_range", HF_REAL, "model.init_std", "0.02"},
-    LAST};
+static const struct hf_field basics[] = {{"hidden_size", HF_INT, "model.hidden", NULL},
+                                         {"vocab_size", HF_INT, "model.vocab", NULL},
+                                         {"tie_word_embeddings", HF_BOOL, "model.tied", "off"},
+                                         {"initializer_range", HF_REAL, "model.init_std", "0.02"},
+                                         LAST};
 
 static const struct hf_field transformer[] = {
-    {"num_attention_heads", HF_INT, "model.heads", NULL},
-    {"num_key_value_heads", HF_INT, "model.kv_heads", "0"},
-    {"attention_dropout", HF_NOTED, NULL, NOT_DROPPED},
-    {"rms_norm_eps", HF_REAL, "model.norm_eps", "1e-6"},
-    {"hidden_act", HF_FIXED, NULL, "\"silu\""},
-    LAST};
+    {"num_attention_heads", HF_INT, "model.heads", NULL}, {"num_key_value_heads", HF_INT, "model.kv_heads", "0"},
+    {"attention_dropout", HF_NOTED, NULL, NOT_DROPPED},   {"rms_norm_eps", HF_REAL, "model.norm_eps", "1e-6"},
+    {"hidden_act", HF_FIXED, NULL, "\"silu\""},           LAST};
 
 static const struct hf_field own_head_dim[] = {{"head_dim", HF_INT, "model.head_dim", "0"}, LAST};
-static const struct hf_field no_bias[] = {{"attention_bias", HF_ABSENT, NULL, NULL}, {"mlp_bias", HF_ABSENT, NULL, NULL}, LAST};
+static const struct hf_field no_bias[] = {
+    {"attention_bias", HF_ABSENT, NULL, NULL}, {"mlp_bias", HF_ABSENT, NULL, NULL}, LAST};
 static const struct hf_field attention_bias[] = {{"attention_bias", HF_BOOL, "model.attn_bias", "off"}, LAST};
 static const struct hf_field mlp_bias[] = {{"mlp_bias", HF_BOOL, "model.mlp_bias", "off"}, LAST};
 static const struct hf_field no_mlp_bias[] = {{"mlp_bias", HF_ABSENT, NULL, NULL}, LAST};
@@ -310,36 +319,35 @@ static const struct hf_field mlp_width[] = {{"intermediate_size", HF_INT, "model
 
 static const struct hf_field mistral_fields[] = {{"sliding_window", HF_INT_OR_NULL, "model.attn_window", "0"}, LAST};
 /* Layers of Qwen slide only where use_sliding_window says so; then layer_types name them. */
-static const struct hf_field no_window[] = {
-    {"use_sliding_window", HF_ABSENT, NULL, NULL}, {"sliding_window|max_window_layers|layer_types", HF_IGNORED, NULL, NULL}, LAST};
+static const struct hf_field no_window[] = {{"use_sliding_window", HF_ABSENT, NULL, NULL},
+                                            {"sliding_window|max_window_layers|layer_types", HF_IGNORED, NULL, NULL},
+                                            LAST};
 
 static const struct hf_field moe_fields[] = {
     {"num_experts_per_tok", HF_INT, "model.topk", NULL},
     {"decoder_sparse_step|mlp_only_layers|norm_topk_prob", HF_IGNORED, NULL, NULL}, /* read by family_config.c */
     LAST};
-static const struct hf_field qwen_moe_fields[] = {
-    {"num_experts|num_local_experts", HF_INT, "model.experts", NULL}, {"moe_intermediate_size", HF_INT, "model.expert_ffn", NULL}, LAST};
-static const struct hf_field mixtral_fields[] = {
-    {"num_local_experts", HF_INT, "model.experts", NULL},
-    {"intermediate_size", HF_INT, "model.expert_ffn", NULL},
-    {"sliding_window", HF_INT_OR_NULL, "model.attn_window", "0"},
-    {"router_jitter_noise", HF_IGNORED, NULL, NULL}, /* training only */
-    LAST};
-static const struct hf_field olmoe_fields[] = {
-    {"num_experts|num_local_experts", HF_INT, "model.experts", NULL},
-    {"intermediate_size", HF_INT, "model.expert_ffn", NULL},
-    {"clip_qkv", HF_ABSENT, NULL, NULL},
-    LAST};
-static const struct hf_field gpt_oss_fields[] = {
-    {"num_local_experts|num_experts", HF_INT, "model.experts", NULL},
-    {"num_experts_per_tok|experts_per_token", HF_INT, "model.topk", NULL},
-    {"intermediate_size", HF_INT, "model.expert_ffn", NULL},
-    {"attention_bias", HF_BOOL, "model.attn_bias", "on"},
-    {"sliding_window", HF_INT_OR_NULL, "model.attn_window", "0"},
-    {"swiglu_limit", HF_REAL, "model.act_clamp", "7"},
-    {"swiglu_alpha", HF_REAL, "model.act_alpha", "1.702"},
-    {"layer_types|initial_context_length", HF_IGNORED, NULL, NULL},
-    LAST};
+static const struct hf_field qwen_moe_fields[] = {{"num_experts|num_local_experts", HF_INT, "model.experts", NULL},
+                                                  {"moe_intermediate_size", HF_INT, "model.expert_ffn", NULL},
+                                                  LAST};
+static const struct hf_field mixtral_fields[] = {{"num_local_experts", HF_INT, "model.experts", NULL},
+                                                 {"intermediate_size", HF_INT, "model.expert_ffn", NULL},
+                                                 {"sliding_window", HF_INT_OR_NULL, "model.attn_window", "0"},
+                                                 {"router_jitter_noise", HF_IGNORED, NULL, NULL}, /* training only */
+                                                 LAST};
+static const struct hf_field olmoe_fields[] = {{"num_experts|num_local_experts", HF_INT, "model.experts", NULL},
+                                               {"intermediate_size", HF_INT, "model.expert_ffn", NULL},
+                                               {"clip_qkv", HF_ABSENT, NULL, NULL},
+                                               LAST};
+static const struct hf_field gpt_oss_fields[] = {{"num_local_experts|num_experts", HF_INT, "model.experts", NULL},
+                                                 {"num_experts_per_tok|experts_per_token", HF_INT, "model.topk", NULL},
+                                                 {"intermediate_size", HF_INT, "model.expert_ffn", NULL},
+                                                 {"attention_bias", HF_BOOL, "model.attn_bias", "on"},
+                                                 {"sliding_window", HF_INT_OR_NULL, "model.attn_window", "0"},
+                                                 {"swiglu_limit", HF_REAL, "model.act_clamp", "7"},
+                                                 {"swiglu_alpha", HF_REAL, "model.act_alpha", "1.702"},
+                                                 {"layer_types|initial_context_length", HF_IGNORED, NULL, NULL},
+                                                 LAST};
 static const struct hf_field gpt2_fields[] = {
     {"n_embd|hidden_size", HF_INT, "model.hidden", NULL},
     {"n_head|num_attention_heads", HF_INT, "model.heads", NULL},
@@ -353,7 +361,8 @@ static const struct hf_field gpt2_fields[] = {
     {"scale_attn_weights", HF_FIXED, NULL, "true"},
     {"scale_attn_by_inverse_layer_idx|add_cross_attention", HF_ABSENT, NULL, NULL},
     {"resid_pdrop|embd_pdrop|attn_pdrop", HF_NOTED, NULL, NOT_DROPPED},
-    {"n_layer|n_ctx|reorder_and_upcast_attn|summary_type|summary_use_proj|summary_activation|summary_proj_to_labels|summary_first_dropout|"
+    {"n_layer|n_ctx|reorder_and_upcast_attn|summary_type|summary_use_proj|summary_activation|summary_proj_to_labels|"
+     "summary_first_dropout|"
      "task_specific_params|gradient_checkpointing",
      HF_IGNORED, NULL, NULL},
     LAST};
@@ -382,30 +391,30 @@ static const struct hf_field deepseek_fields[] = {
     {"scoring_func", HF_FIXED, NULL, "\"sigmoid\""},
     {"topk_method", HF_FIXED, NULL, "\"noaux_tc\""},
     {"moe_layer_freq", HF_FIXED, NULL, "1"},
-    {"head_dim|qk_head_dim|first_k_dense_replace|n_shared_experts|num_nextn_predict_layers|num_key_value_heads", HF_IGNORED, NULL, NULL},
-    LAST};
-static const struct hf_field deepseek_transformer[] = {
-    {"num_attention_heads", HF_INT, "model.heads", NULL},
-    {"attention_dropout", HF_NOTED, NULL, NOT_DROPPED},
-    {"rms_norm_eps", HF_REAL, "model.norm_eps", "1e-6"},
-    {"hidden_act", HF_FIXED, NULL, "\"silu\""},
-    LAST};
-
-static const struct hf_field mamba2_fields[] = {
-    {"layer_norm_epsilon", HF_REAL, "model.norm_eps", "1e-5"},
-    {"num_heads", HF_INT, "model.mamba_heads", NULL},
-    {"head_dim", HF_INT, "model.mamba_head_dim", NULL},
-    {"state_size", HF_INT, "model.mamba_state", NULL},
-    {"n_groups", HF_INT, "model.mamba_groups", NULL},
-    {"conv_kernel", HF_INT, "model.mamba_conv", "4"},
-    {"chunk_size", HF_INT, "model.mamba_chunk", "256"},
-    {"hidden_act", HF_FIXED, NULL, "\"silu\""},
-    {"use_bias", HF_ABSENT, NULL, NULL},
-    {"use_conv_bias", HF_FIXED, NULL, "true"},
-    {"rms_norm", HF_FIXED, NULL, "true"},
-    {"expand|residual_in_fp32|rescale_prenorm_residual|time_step_rank|time_step_min|time_step_max|time_step_floor|time_step_limit",
+    {"head_dim|qk_head_dim|first_k_dense_replace|n_shared_experts|num_nextn_predict_layers|num_key_value_heads",
      HF_IGNORED, NULL, NULL},
     LAST};
+static const struct hf_field deepseek_transformer[] = {{"num_attention_heads", HF_INT, "model.heads", NULL},
+                                                       {"attention_dropout", HF_NOTED, NULL, NOT_DROPPED},
+                                                       {"rms_norm_eps", HF_REAL, "model.norm_eps", "1e-6"},
+                                                       {"hidden_act", HF_FIXED, NULL, "\"silu\""},
+                                                       LAST};
+
+static const struct hf_field mamba2_fields[] = {{"layer_norm_epsilon", HF_REAL, "model.norm_eps", "1e-5"},
+                                                {"num_heads", HF_INT, "model.mamba_heads", NULL},
+                                                {"head_dim", HF_INT, "model.mamba_head_dim", NULL},
+                                                {"state_size", HF_INT, "model.mamba_state", NULL},
+                                                {"n_groups", HF_INT, "model.mamba_groups", NULL},
+                                                {"conv_kernel", HF_INT, "model.mamba_conv", "4"},
+                                                {"chunk_size", HF_INT, "model.mamba_chunk", "256"},
+                                                {"hidden_act", HF_FIXED, NULL, "\"silu\""},
+                                                {"use_bias", HF_ABSENT, NULL, NULL},
+                                                {"use_conv_bias", HF_FIXED, NULL, "true"},
+                                                {"rms_norm", HF_FIXED, NULL, "true"},
+                                                {"expand|residual_in_fp32|rescale_prenorm_residual|time_step_rank|time_"
+                                                 "step_min|time_step_max|time_step_floor|time_step_limit",
+                                                 HF_IGNORED, NULL, NULL},
+                                                LAST};
 
 static const struct hf_field nemotron_fields[] = {
     {"num_attention_heads", HF_INT, "model.heads", NULL},
@@ -433,30 +442,35 @@ static const struct hf_field nemotron_fields[] = {
     {"topk_group", HF_INT, "model.router_group_topk", "0"},
     {"routed_scaling_factor", HF_REAL, "model.router_scale", "1"},
     {"norm_topk_prob", HF_BOOL, "model.router_norm", "on"},
-    {"hybrid_override_pattern|layers_block_type|n_shared_experts|expand|mamba_expand|mamba_ssm_cache_dtype|residual_in_fp32|"
-     "rescale_prenorm_residual|time_step_max|time_step_floor|time_step_limit|time_step_rank|sliding_window|moe_shared_expert_overlap|"
+    {"hybrid_override_pattern|layers_block_type|n_shared_experts|expand|mamba_expand|mamba_ssm_cache_dtype|residual_in_"
+     "fp32|"
+     "rescale_prenorm_residual|time_step_max|time_step_floor|time_step_limit|time_step_rank|sliding_window|moe_shared_"
+     "expert_overlap|"
      "num_nextn_predict_layers|mtp_hybrid_override_pattern|mtp_layers_block_type|use_mamba_kernels|mamba_dt_init_floor",
      HF_IGNORED, NULL, NULL},
     LAST};
 
-static const struct hf_field bamba_fields[] = {
-    {"mamba_n_heads", HF_INT, "model.mamba_heads", NULL},
-    {"mamba_d_head", HF_INT, "model.mamba_head_dim", NULL},
-    {"mamba_d_state", HF_INT, "model.mamba_state", NULL},
-    {"mamba_n_groups", HF_INT, "model.mamba_groups", NULL},
-    {"mamba_d_conv", HF_INT, "model.mamba_conv", "4"},
-    {"mamba_chunk_size", HF_INT, "model.mamba_chunk", "256"},
-    {"mamba_conv_bias", HF_FIXED, NULL, "true"},
-    {"mamba_proj_bias", HF_ABSENT, NULL, NULL},
-    {"z_loss_coefficient|mamba_expand|attn_layer_indices|time_step_limit|time_step_min|time_step_max|time_step_floor|head_dim",
-     HF_IGNORED, NULL, NULL},
-    LAST};
+static const struct hf_field bamba_fields[] = {{"mamba_n_heads", HF_INT, "model.mamba_heads", NULL},
+                                               {"mamba_d_head", HF_INT, "model.mamba_head_dim", NULL},
+                                               {"mamba_d_state", HF_INT, "model.mamba_state", NULL},
+                                               {"mamba_n_groups", HF_INT, "model.mamba_groups", NULL},
+                                               {"mamba_d_conv", HF_INT, "model.mamba_conv", "4"},
+                                               {"mamba_chunk_size", HF_INT, "model.mamba_chunk", "256"},
+                                               {"mamba_conv_bias", HF_FIXED, NULL, "true"},
+                                               {"mamba_proj_bias", HF_ABSENT, NULL, NULL},
+                                               {"z_loss_coefficient|mamba_expand|attn_layer_indices|time_step_limit|"
+                                                "time_step_min|time_step_max|time_step_floor|head_dim",
+                                                HF_IGNORED, NULL, NULL},
+                                               LAST};
 
-/* ---- families ------------------------------------------------------------------------------------------------- */
+/* ---- families -------------------------------------------------------------------------------- */
 
 #define RULES(name, ...) static const struct hf_rule *const name[] = {__VA_ARGS__, NULL}
 #define FIELDS(name, ...) static const struct hf_field *const name[] = {__VA_ARGS__, NULL}
-#define ROOTS {"model.", "model.language_model.", "language_model.model."}
+#define ROOTS                                                                                                          \
+    {                                                                                                                  \
+        "model.", "model.language_model.", "language_model.model."                                                     \
+    }
 
 RULES(dense_tensors, ends, norms, attention, glu);
 FIELDS(llama_config, harmless, basics, transformer, own_head_dim, attention_bias, mlp_bias, mlp_width);
@@ -465,11 +479,13 @@ FIELDS(qwen2_config, harmless, basics, transformer, mlp_width, no_window);
 FIELDS(qwen3_config, harmless, basics, transformer, own_head_dim, attention_bias, no_mlp_bias, mlp_width, no_window);
 
 RULES(moe_tensors, ends, norms, attention, glu, experts);
-FIELDS(qwen3_moe_config, harmless, basics, transformer, own_head_dim, attention_bias, no_mlp_bias, mlp_width, no_window, moe_fields, qwen_moe_fields);
+FIELDS(qwen3_moe_config, harmless, basics, transformer, own_head_dim, attention_bias, no_mlp_bias, mlp_width, no_window,
+       moe_fields, qwen_moe_fields);
 RULES(mixtral_tensors, ends, norms, attention, mixtral_experts, experts);
 FIELDS(mixtral_config, harmless, basics, transformer, own_head_dim, moe_fields, mixtral_fields);
 RULES(qwen3_next_tensors, ends, norms, gated_attention, delta_net, glu, qwen_shared, experts, qwen_prediction);
-FIELDS(qwen3_next_config, harmless, basics, transformer, own_head_dim, no_bias, mlp_width, moe_fields, qwen_moe_fields, qwen_next_fields);
+FIELDS(qwen3_next_config, harmless, basics, transformer, own_head_dim, no_bias, mlp_width, moe_fields, qwen_moe_fields,
+       qwen_next_fields);
 RULES(deepseek_tensors, ends, norms, latent_attention, glu, experts, deepseek_prediction);
 FIELDS(deepseek_config, harmless, basics, deepseek_transformer, no_bias, mlp_width, deepseek_fields, moe_fields);
 RULES(mamba2_tensors, mamba2_rules);
@@ -487,30 +503,45 @@ RULES(gpt_oss_tensors, ends, norms, attention, gpt_oss_rules);
 FIELDS(gpt_oss_config, harmless, basics, transformer, own_head_dim, gpt_oss_fields);
 
 #define FAMILY(name, class) .model_type = #name, .architecture = class
-#define TABLES(tensors_, config_, hook) .rules = (tensors_), .fields = (config_), .read = hook##_read, .write = hook##_write
+#define TABLES(tensors_, config_, hook)                                                                                \
+    .rules = (tensors_), .fields = (config_), .read = hook##_read, .write = hook##_write
 #define IN_LAYERS .roots = ROOTS, .layers = "layers."
 #define IN_BACKBONE .roots = {"backbone.", "model."}, .layers = "layers."
 
-static const struct hf_family llama = {FAMILY(llama, "LlamaForCausalLM"), IN_LAYERS, TABLES(dense_tensors, llama_config, dense)};
-static const struct hf_family mistral = {FAMILY(mistral, "MistralForCausalLM"), IN_LAYERS, TABLES(dense_tensors, mistral_config, dense)};
-static const struct hf_family qwen2 = {FAMILY(qwen2, "Qwen2ForCausalLM"), IN_LAYERS, TABLES(dense_tensors, qwen2_config, qwen2)};
-static const struct hf_family qwen3 = {FAMILY(qwen3, "Qwen3ForCausalLM"), IN_LAYERS, TABLES(dense_tensors, qwen3_config, qwen3)};
-static const struct hf_family qwen3_moe = {FAMILY(qwen3_moe, "Qwen3MoeForCausalLM"), IN_LAYERS, .mtp_layers = "mtp.layers.",
+static const struct hf_family llama = {FAMILY(llama, "LlamaForCausalLM"), IN_LAYERS,
+                                       TABLES(dense_tensors, llama_config, dense)};
+static const struct hf_family mistral = {FAMILY(mistral, "MistralForCausalLM"), IN_LAYERS,
+                                         TABLES(dense_tensors, mistral_config, dense)};
+static const struct hf_family qwen2 = {FAMILY(qwen2, "Qwen2ForCausalLM"), IN_LAYERS,
+                                       TABLES(dense_tensors, qwen2_config, qwen2)};
+static const struct hf_family qwen3 = {FAMILY(qwen3, "Qwen3ForCausalLM"), IN_LAYERS,
+                                       TABLES(dense_tensors, qwen3_config, qwen3)};
+static const struct hf_family qwen3_moe = {FAMILY(qwen3_moe, "Qwen3MoeForCausalLM"), IN_LAYERS,
+                                           .mtp_layers = "mtp.layers.",
                                            TABLES(moe_tensors, qwen3_moe_config, qwen3_moe)};
-static const struct hf_family mixtral = {FAMILY(mixtral, "MixtralForCausalLM"), IN_LAYERS, TABLES(mixtral_tensors, mixtral_config, mixtral)};
-static const struct hf_family qwen3_next = {FAMILY(qwen3_next, "Qwen3NextForCausalLM"), IN_LAYERS, .mtp_layers = "mtp.layers.", .depth = "*E",
+static const struct hf_family mixtral = {FAMILY(mixtral, "MixtralForCausalLM"), IN_LAYERS,
+                                         TABLES(mixtral_tensors, mixtral_config, mixtral)};
+static const struct hf_family qwen3_next = {FAMILY(qwen3_next, "Qwen3NextForCausalLM"), IN_LAYERS,
+                                            .mtp_layers = "mtp.layers.", .depth = "*E",
                                             TABLES(qwen3_next_tensors, qwen3_next_config, qwen3_next)};
-static const struct hf_family deepseek_v3 = {FAMILY(deepseek_v3, "DeepseekV3ForCausalLM"), IN_LAYERS, .depth = "+E", .copies = deepseek_copies,
+static const struct hf_family deepseek_v3 = {FAMILY(deepseek_v3, "DeepseekV3ForCausalLM"), IN_LAYERS, .depth = "+E",
+                                             .copies = deepseek_copies,
                                              TABLES(deepseek_tensors, deepseek_config, deepseek)};
-static const struct hf_family mamba2 = {FAMILY(mamba2, "Mamba2ForCausalLM"), IN_BACKBONE, TABLES(mamba2_tensors, mamba2_config, mamba2)};
-static const struct hf_family nemotron_h = {FAMILY(nemotron_h, "NemotronHForCausalLM"), IN_BACKBONE, .mtp_layers = "mtp.layers.",
+static const struct hf_family mamba2 = {FAMILY(mamba2, "Mamba2ForCausalLM"), IN_BACKBONE,
+                                        TABLES(mamba2_tensors, mamba2_config, mamba2)};
+static const struct hf_family nemotron_h = {FAMILY(nemotron_h, "NemotronHForCausalLM"), IN_BACKBONE,
+                                            .mtp_layers = "mtp.layers.",
                                             TABLES(nemotron_tensors, nemotron_config, nemotron)};
-static const struct hf_family bamba = {FAMILY(bamba, "BambaForCausalLM"), IN_LAYERS, TABLES(bamba_tensors, bamba_config, bamba)};
+static const struct hf_family bamba = {FAMILY(bamba, "BambaForCausalLM"), IN_LAYERS,
+                                       TABLES(bamba_tensors, bamba_config, bamba)};
 static const struct hf_family gpt2 = {FAMILY(gpt2, "GPT2LMHeadModel"), .roots = {"transformer.", ""}, .layers = "h.",
                                       TABLES(gpt2_tensors, gpt2_config, gpt2)};
-static const struct hf_family olmoe = {FAMILY(olmoe, "OlmoeForCausalLM"), IN_LAYERS, TABLES(olmoe_tensors, olmoe_config, olmoe)};
-static const struct hf_family gpt_oss = {FAMILY(gpt_oss, "GptOssForCausalLM"), IN_LAYERS, TABLES(gpt_oss_tensors, gpt_oss_config, gpt_oss)};
+static const struct hf_family olmoe = {FAMILY(olmoe, "OlmoeForCausalLM"), IN_LAYERS,
+                                       TABLES(olmoe_tensors, olmoe_config, olmoe)};
+static const struct hf_family gpt_oss = {FAMILY(gpt_oss, "GptOssForCausalLM"), IN_LAYERS,
+                                         TABLES(gpt_oss_tensors, gpt_oss_config, gpt_oss)};
 
 /* In the order in which an export tries them: what many programs read comes first. */
-const struct hf_family *const hf_families[] = {&llama,       &mistral, &qwen2,   &qwen3, &mixtral, &qwen3_moe, &olmoe, &qwen3_next,
-                                               &deepseek_v3, &gpt_oss, &mamba2,  &bamba, &nemotron_h, &gpt2, NULL};
+const struct hf_family *const hf_families[] = {&llama,     &mistral, &qwen2,      &qwen3,       &mixtral,
+                                               &qwen3_moe, &olmoe,   &qwen3_next, &deepseek_v3, &gpt_oss,
+                                               &mamba2,    &bamba,   &nemotron_h, &gpt2,        NULL};

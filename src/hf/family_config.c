@@ -1,5 +1,5 @@
-/* config.json beyond its plain fields: patterns of layers, routing, rotary embedding of each family. A pattern is read from
- * and written as one string for each layer of transformers, such as "*-" or "GE". */
+/* config.json beyond its plain fields: patterns of layers, routing, rotary embedding of each family. A pattern is read
+ * from and written as one string for each layer of transformers, such as "*-" or "GE". */
 #include "hf/family_config_int.h"
 
 #include <stdlib.h>
@@ -7,14 +7,15 @@
 
 enum { MAX_LAYERS = 4096 };
 
-/* ---- patterns ------------------------------------------------------------------------------------------------- */
+/* ---- patterns -------------------------------------------------------------------------------- */
 
 static int count_layers(const struct hf_json *j, int64_t *n, struct err *e)
 {
     TRY(hf_json_int(j, "num_hidden_layers", 0, n, e));
     if (*n == 0)
         TRY(hf_json_int(j, "n_layer", 0, n, e)); /* GPT-2's name */
-    return *n >= 1 && *n <= MAX_LAYERS ? ST_OK : hf_refuse(j, "num_hidden_layers", "between 1 and 4096 layers are expected", e);
+    return *n >= 1 && *n <= MAX_LAYERS ? ST_OK
+                                       : hf_refuse(j, "num_hidden_layers", "between 1 and 4096 layers are expected", e);
 }
 
 typedef const char *(*layer_fn)(const void *ctx, int64_t i); /* symbols of layer i */
@@ -76,7 +77,8 @@ static int put_layers(json_t *out, const struct layers *l, const char *const *al
         for (int k = 0; allowed[k] != NULL; k++)
             known |= strcmp(l->list[i], allowed[k]) == 0;
         if (!known)
-            return err_set(e, ST_UNSUPPORTED, "model.pattern: layer %lld is '%s', which this family does not have", (long long)i, l->list[i]);
+            return err_set(e, ST_UNSUPPORTED, "model.pattern: layer %lld is '%s', which this family does not have",
+                           (long long)i, l->list[i]);
     }
     return hf_put(out, "num_hidden_layers", json_integer(l->n), e);
 }
@@ -119,7 +121,7 @@ static int put_common(const struct config *c, json_t *out, struct err *e)
     return put_positions(c, out, e);
 }
 
-/* ---- dense ---------------------------------------------------------------------------------------------------- */
+/* ---- dense ----------------------------------------------------------------------------------- */
 
 /* Layers that slide where the family's options say none does. */
 static int check_full_attention(const struct hf_json *j, struct err *e)
@@ -163,7 +165,7 @@ int qwen3_read(const struct hf_json *j, struct config *c, struct err *e)
 }
 int qwen3_write(const struct config *c, json_t *out, struct err *e) { return dense_write(c, out, e); }
 
-/* ---- mixtures of experts -------------------------------------------------------------------------------------- */
+/* ---- mixtures of experts --------------------------------------------------------------------- */
 
 struct sparse { /* which layers of a Qwen model are mixtures, and which are linear attention */
     int64_t step;
@@ -221,7 +223,8 @@ static int put_sparse(const struct config *c, json_t *out, const char *const *al
     for (int64_t i = 0; st == ST_OK && i < l.n; i++) {
         if (l.list[i][1] == '-' && json_array_append_new(dense, json_integer(i)) != 0)
             st = err_set(e, ST_NOMEM, "out of memory");
-        if (types && json_array_append_new(names, json_string(l.list[i][0] == 'G' ? "linear_attention" : "full_attention")) != 0)
+        if (types &&
+            json_array_append_new(names, json_string(l.list[i][0] == 'G' ? "linear_attention" : "full_attention")) != 0)
             st = err_set(e, ST_NOMEM, "out of memory");
     }
     free(l.list);
@@ -271,7 +274,8 @@ int mixtral_write(const struct config *c, json_t *out, struct err *e)
 
 int qwen3_next_read(const struct hf_json *j, struct config *c, struct err *e)
 {
-    static const char *const on[] = {"model.qk_norm", "model.attn_gate", "model.norm_zero_centered", "model.shared_gate"};
+    static const char *const on[] = {"model.qk_norm", "model.attn_gate", "model.norm_zero_centered",
+                                     "model.shared_gate"};
     struct sparse s;
     TRY(read_sparse(j, &s, e));
     TRY(set_pattern(j, c, qwen_next_layer, &s, e));
@@ -280,7 +284,8 @@ int qwen3_next_read(const struct hf_json *j, struct config *c, struct err *e)
         TRY(hf_set_text(j, c, on[i], "on", e));
     TRY(read_topk_norm(j, c, true, e));
     TRY(hf_rope_read(j, c, 10000, e));
-    if (hf_json_get(j, "partial_rotary_factor") == NULL && json_object_get(hf_json_get(j, "rope_parameters"), "partial_rotary_factor") == NULL)
+    if (hf_json_get(j, "partial_rotary_factor") == NULL &&
+        json_object_get(hf_json_get(j, "rope_parameters"), "partial_rotary_factor") == NULL)
         return hf_set_text(j, c, "model.rope_percent", "0.25", e);
     return ST_OK;
 }
@@ -293,7 +298,7 @@ int qwen3_next_write(const struct config *c, json_t *out, struct err *e)
     return hf_put(out, "partial_rotary_factor", json_real(c->model.rope_percent), e);
 }
 
-/* ---- DeepSeek-V3 ---------------------------------------------------------------------------------------------- */
+/* ---- DeepSeek-V3 ----------------------------------------------------------------------------- */
 
 static const char *deepseek_layer(const void *ctx, int64_t i) { return i < *(const int64_t *)ctx ? "+-" : "+E"; }
 
@@ -336,13 +341,14 @@ int deepseek_write(const struct config *c, json_t *out, struct err *e)
         dense++;
     for (int64_t i = dense; st == ST_OK && i < l.n; i++)
         if (l.list[i][1] == '-')
-            st = err_set(e, ST_UNSUPPORTED, "model.pattern: a dense layer behind a mixture of experts is not in this family");
+            st = err_set(e, ST_UNSUPPORTED,
+                         "model.pattern: a dense layer behind a mixture of experts is not in this family");
     free(l.list);
     TRY(st);
     TRY(hf_put(out, "first_k_dense_replace", json_integer(dense), e));
     if (m->expert_ffn < 1 || m->shared_ffn % m->expert_ffn != 0)
-        return err_set(e, ST_UNSUPPORTED, "model.shared_ffn %lld is not a multiple of model.expert_ffn %lld", (long long)m->shared_ffn,
-                       (long long)m->expert_ffn);
+        return err_set(e, ST_UNSUPPORTED, "model.shared_ffn %lld is not a multiple of model.expert_ffn %lld",
+                       (long long)m->shared_ffn, (long long)m->expert_ffn);
     TRY(hf_put(out, "n_shared_experts", json_integer(m->shared_ffn / m->expert_ffn), e));
     TRY(hf_put(out, "num_key_value_heads", json_integer(m->heads), e));
     TRY(hf_put(out, "n_group", json_integer(max_i64(m->router_groups, 1)), e));
@@ -351,12 +357,14 @@ int deepseek_write(const struct config *c, json_t *out, struct err *e)
     return put_common(c, out, e);
 }
 
-/* ---- Mamba-2 and hybrids -------------------------------------------------------------------------------------- */
+/* ---- Mamba-2 and hybrids --------------------------------------------------------------------- */
 
 static int check_step_limit(const struct hf_json *j, struct config *c, struct err *e)
 {
-    json_t *limit = hf_json_get(j, "time_step_limit"), *low = json_array_get(limit, 0), *high = json_array_get(limit, 1);
-    bool open = json_is_object(high) || (json_is_number(high) && json_number_value(high) > 1e30); /* {"__float__": "Infinity"} */
+    json_t *limit = hf_json_get(j, "time_step_limit"), *low = json_array_get(limit, 0),
+           *high = json_array_get(limit, 1);
+    /* {"__float__": "Infinity"} */
+    bool open = json_is_object(high) || (json_is_number(high) && json_number_value(high) > 1e30);
     if (limit == NULL)
         return ST_OK;
     if (!json_is_number(low) || json_array_size(limit) != 2 || !(open || json_is_number(high)))
@@ -382,7 +390,8 @@ int mamba2_read(const struct hf_json *j, struct config *c, struct err *e)
 int mamba2_write(const struct config *c, json_t *out, struct err *e)
 {
     TRY(put_plain_pattern(c, out, "M", e));
-    TRY(hf_put(out, "expand", json_integer(max_i64(c->model.mamba_heads * c->model.mamba_head_dim / c->model.hidden, 1)), e));
+    TRY(hf_put(out, "expand",
+               json_integer(max_i64(c->model.mamba_heads * c->model.mamba_head_dim / c->model.hidden, 1)), e));
     TRY(hf_put(out, "use_cache", json_true(), e));
     return put_step_limit(c, out, e);
 }
@@ -396,7 +405,8 @@ static const char *nemotron_layer(const void *ctx, int64_t i)
 {
     static const struct {
         const char *name, *symbol;
-    } kinds[] = {{"mamba", "M"}, {"linear_attention", "M"}, {"attention", "*"}, {"full_attention", "*"}, {"mlp", "-"}, {"moe", "E"}};
+    } kinds[] = {{"mamba", "M"}, {"linear_attention", "M"}, {"attention", "*"}, {"full_attention", "*"}, {"mlp", "-"},
+                 {"moe", "E"}};
     const struct blocks *b = ctx;
     const char *name = json_string_value(json_array_get(b->list, (size_t)i));
     if (b->list == NULL) {
@@ -413,7 +423,8 @@ static const char *nemotron_layer(const void *ctx, int64_t i)
 
 int nemotron_read(const struct hf_json *j, struct config *c, struct err *e)
 {
-    struct blocks b = {.list = hf_json_get(j, "layers_block_type"), .pattern = json_string_value(hf_json_get(j, "hybrid_override_pattern"))};
+    struct blocks b = {.list = hf_json_get(j, "layers_block_type"),
+                       .pattern = json_string_value(hf_json_get(j, "hybrid_override_pattern"))};
     size_t n = b.list != NULL ? json_array_size(b.list) : b.pattern != NULL ? strlen(b.pattern) : 0;
     struct buf text;
     if (n == 0 || n > MAX_LAYERS)
@@ -447,7 +458,10 @@ int nemotron_write(const struct config *c, json_t *out, struct err *e)
     if (st == ST_OK && l.n > MAX_LAYERS)
         st = err_set(e, ST_UNSUPPORTED, "more than 4096 layers");
     for (int64_t i = 0; st == ST_OK && i < l.n; i++) {
-        const char *name = l.list[i][0] == 'M' ? "linear_attention" : l.list[i][0] == '*' ? "full_attention" : l.list[i][0] == '-' ? "mlp" : "moe";
+        const char *name = l.list[i][0] == 'M'   ? "linear_attention"
+                           : l.list[i][0] == '*' ? "full_attention"
+                           : l.list[i][0] == '-' ? "mlp"
+                                                 : "moe";
         text[i] = l.list[i][0];
         if (json_array_append_new(kinds, json_string(name)) != 0)
             st = err_set(e, ST_NOMEM, "out of memory");
@@ -501,12 +515,13 @@ int bamba_write(const struct config *c, json_t *out, struct err *e)
         return st;
     }
     TRY(hf_put(out, "attn_layer_indices", list, e));
-    TRY(hf_put(out, "mamba_expand", json_integer(max_i64(c->model.mamba_heads * c->model.mamba_head_dim / c->model.hidden, 1)), e));
+    TRY(hf_put(out, "mamba_expand",
+               json_integer(max_i64(c->model.mamba_heads * c->model.mamba_head_dim / c->model.hidden, 1)), e));
     TRY(put_step_limit(c, out, e));
     return put_common(c, out, e);
 }
 
-/* ---- GPT-2 ---------------------------------------------------------------------------------------------------- */
+/* ---- GPT-2 ----------------------------------------------------------------------------------- */
 
 int gpt2_read(const struct hf_json *j, struct config *c, struct err *e)
 {
@@ -533,7 +548,7 @@ int gpt2_write(const struct config *c, json_t *out, struct err *e)
     return hf_put(out, "attn_pdrop", json_real(c->model.attention_dropout), e);
 }
 
-/* ---- OLMoE ---------------------------------------------------------------------------------------------------- */
+/* ---- OLMoE ----------------------------------------------------------------------------------- */
 
 int olmoe_read(const struct hf_json *j, struct config *c, struct err *e)
 {
@@ -551,7 +566,7 @@ int olmoe_write(const struct config *c, json_t *out, struct err *e)
     return put_common(c, out, e);
 }
 
-/* ---- gpt-oss -------------------------------------------------------------------------------------------------- */
+/* ---- gpt-oss --------------------------------------------------------------------------------- */
 
 /* Layers that slide and layers that see everything: every k-th of the latter kind is what braid can say. */
 static int read_layer_types(const struct hf_json *j, struct config *c, struct err *e)

@@ -4,8 +4,8 @@
 
 #include "hf/hf_int.h"
 
-#define HF_FAMILY_CONFIG(name)                                                           \
-    int name##_read(const struct hf_json *j, struct config *c, struct err *e);           \
+#define HF_FAMILY_CONFIG(name)                                                                                         \
+    int name##_read(const struct hf_json *j, struct config *c, struct err *e);                                         \
     int name##_write(const struct config *c, json_t *out, struct err *e)
 HF_FAMILY_CONFIG(dense);
 HF_FAMILY_CONFIG(qwen2);

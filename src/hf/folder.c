@@ -14,7 +14,7 @@ bool hf_is_folder(const char *path)
     return is;
 }
 
-/* ---- files ---------------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static int by_name(const void *a, const void *b)
 {
@@ -54,7 +54,8 @@ static int list_shards(const struct hf_folder *f, char ***names, int *n, struct 
         return ST_OK;
     file_free_list(all, 0);
     err_set(e, ST_INVALID, "%s holds no model*.safetensors", f->path);
-    return err_hint(e, "pickled weights (pytorch_model.bin, *.pth) are not read; save the model again with safetensors");
+    return err_hint(e,
+                    "pickled weights (pytorch_model.bin, *.pth) are not read; save the model again with safetensors");
 }
 
 static int list_tensors(struct hf_folder *f, struct err *e)
@@ -152,7 +153,7 @@ out:
     return st;
 }
 
-/* ---- family --------------------------------------------------------------------------------------------------- */
+/* ---- family ---------------------------------------------------------------------------------- */
 
 static int find_family(struct hf_folder *f, struct err *e)
 {
@@ -165,7 +166,8 @@ static int find_family(struct hf_folder *f, struct err *e)
         buf_addf(&known, "%s%s", i ? ", " : "", hf_families[i]->model_type);
     }
     if (f->family == NULL) {
-        err_set(e, ST_UNSUPPORTED, "%s: model_type '%.60s' of config.json is no family that braid knows", f->path, type ? type : "");
+        err_set(e, ST_UNSUPPORTED, "%s: model_type '%.60s' of config.json is no family that braid knows", f->path,
+                type ? type : "");
         err_hint(e, "known: %s", known.text ? known.text : "");
     }
     buf_release(&known);
@@ -187,7 +189,8 @@ static int find_root(struct hf_folder *f, struct err *e)
                 return ST_OK;
             }
         }
-    return err_set(e, ST_INVALID, "%s: no embedding of a %s model is in the folder's files", f->path, f->family->model_type);
+    return err_set(e, ST_INVALID, "%s: no embedding of a %s model is in the folder's files", f->path,
+                   f->family->model_type);
 }
 
 static int open_gradients(struct hf_folder *f, const char *file, struct err *e)
@@ -249,7 +252,7 @@ void hf_close(struct hf_folder *f)
 
 const char *hf_family_name(const struct hf_folder *f) { return f->family->model_type; }
 
-/* ---- tensors -------------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 static bool use(struct hf_folder *f, const char *name, const char *suffix, const struct st_entry **out, int *file)
 {
@@ -296,12 +299,14 @@ static int read_fp8(const struct hf_tensor *t, const char *name, float *out, str
     int64_t n_scales = tensor_elems(s), per_matrix = matrices ? n_scales / matrices : 0;
     int64_t by_row = ceil_div(rows, 128), by_col = ceil_div(cols, 128), row_block = 128, col_block = 128;
     float table[256];
-    if (s->rank == v->rank && per_matrix != by_row * by_col && s->dim[s->rank - 2] == rows && s->dim[s->rank - 1] > 0 && cols % s->dim[s->rank - 1] == 0)
+    if (s->rank == v->rank && per_matrix != by_row * by_col && s->dim[s->rank - 2] == rows && s->dim[s->rank - 1] > 0 &&
+        cols % s->dim[s->rank - 1] == 0)
         by_col = s->dim[s->rank - 1], col_block = cols / by_col, by_row = rows, row_block = 1;
     else if (per_matrix == rows && per_matrix != by_row * by_col)
         by_col = 1, col_block = max_i64(cols, 1), by_row = rows, row_block = 1;
     if (matrices * by_row * by_col != n_scales)
-        return err_set(e, ST_INVALID, "'%.160s' has %lld scales, which fit neither blocks of 128 x 128 nor rows of its shape", name,
+        return err_set(e, ST_INVALID,
+                       "'%.160s' has %lld scales, which fit neither blocks of 128 x 128 nor rows of its shape", name,
                        (long long)n_scales);
     struct tensor scales = tensor_shape(DT_F32, s->rank, s->dim);
     TRY(mem_array(&scales.data, (size_t)n_scales, sizeof(float), e));
@@ -347,7 +352,8 @@ int hf_read(struct hf_folder *f, const struct hf_tensor *t, const char *name, co
     dst.data = f->values;
     if (t->quant == HF_FP8)
         TRY(read_fp8(t, name, f->values, e));
-    else if (t->quant == HF_MXFP4 && tensor_elems(&t->scale->view) * t->data->view.dim[t->data->view.rank - 1] != tensor_elems(&t->data->view))
+    else if (t->quant == HF_MXFP4 &&
+             tensor_elems(&t->scale->view) * t->data->view.dim[t->data->view.rank - 1] != tensor_elems(&t->data->view))
         return err_set(e, ST_INVALID, "'%.160s': the scales do not fit the blocks", name);
     else if (t->quant == HF_MXFP4)
         read_mxfp4(t, f->values);

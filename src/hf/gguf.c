@@ -1,4 +1,5 @@
-/* Writing GGUF: what llama.cpp must know of a model as keys and values, then its tensors, aligned, each written as it is made. */
+/* Writing GGUF: what llama.cpp must know of a model as keys and values, then its tensors, aligned, each written as it
+ * is made. */
 #include "hf/gguf.h"
 
 #include "hf/gguf_arch_int.h"
@@ -29,7 +30,7 @@ bool gguf_type_from_name(const char *name, enum gguf_type *out)
     return false;
 }
 
-/* ---- the header ----------------------------------------------------------------------------------------------- */
+/* ---- the header ------------------------------------------------------------------------------ */
 
 struct header {
     struct buf bytes; /* of keys and values */
@@ -105,7 +106,7 @@ static void put_vocab(struct header *h, const struct gguf_vocab *v)
         gguf_string(h, "tokenizer.chat_template", v->chat_template);
 }
 
-/* ---- tensors -------------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 struct file {
     int fd;
@@ -217,7 +218,8 @@ static int write_all(struct file *f, const struct gguf_arch *arch, const struct 
     buf_add_n(&start, infos.text, infos.len);
     while (start.len % ALIGNMENT != 0 && !start.failed)
         buf_add_n(&start, "", 1);
-    TRY_OUT(h.bytes.failed || infos.failed ? err_set(e, ST_NOMEM, "out of memory for a GGUF header") : buf_check(&start, e));
+    TRY_OUT(h.bytes.failed || infos.failed ? err_set(e, ST_NOMEM, "out of memory for a GGUF header")
+                                           : buf_check(&start, e));
     TRY_OUT(file_write_fd(f->fd, start.text, start.len, f->path, e));
     for (int i = 0; st == ST_OK && i < f->out.n_tensors; i++)
         st = write_tensor(f, &f->out.tensors[i], e);
@@ -230,7 +232,8 @@ out:
     return st;
 }
 
-static int write_file(struct file *f, const struct gguf_arch *arch, const struct gguf_vocab *vocab, const char *final, struct err *e)
+static int write_file(struct file *f, const struct gguf_arch *arch, const struct gguf_vocab *vocab, const char *final,
+                      struct err *e)
 {
     char tmp[FILE_TEMP_MAX];
     file_temp_clean(NULL, final);

@@ -4,7 +4,7 @@
 
 #include "hf/hf.h"
 
-enum gguf_type { GGUF_F32, GGUF_BF16, GGUF_Q8_0 }; /* of matrices; vectors and routers stay F32 */
+enum gguf_type { GGUF_F32, GGUF_BF16, GGUF_Q8_0 };               /* of matrices; vectors and routers stay F32 */
 bool gguf_type_from_name(const char *name, enum gguf_type *out); /* "f32", "bf16", "q8_0" */
 
 /* The tokenizer as GGUF stores it; all strings live as long as the call. */
@@ -18,7 +18,8 @@ struct gguf_vocab {
     bool add_bos;
     const char *chat_template; /* NULL: none */
 };
-/* x as for hf_export; its path is the file, its dtype and shards are not used. vocab NULL: programs get token numbers only. */
+/* x as for hf_export; its path is the file, its dtype and shards are not used. vocab NULL: programs get token numbers
+ * only. */
 int gguf_export(const struct hf_export *x, enum gguf_type type, const struct gguf_vocab *vocab, struct err *e);
 
 #endif

@@ -4,10 +4,16 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- tensors -------------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
-#define ONE(our_key, their_name) {.key = (our_key), .part = {{.name = (their_name)}}}
-#define END {.key = NULL}
+#define ONE(our_key, their_name)                                                                                       \
+    {                                                                                                                  \
+        .key = (our_key), .part = { {.name = (their_name)} }                                                           \
+    }
+#define END                                                                                                            \
+    {                                                                                                                  \
+        .key = NULL                                                                                                    \
+    }
 
 static const struct hf_rule common[] = {
     ONE("embedding.word_embeddings.weight", "@token_embd.weight"),
@@ -20,20 +26,23 @@ static const struct hf_rule common[] = {
     ONE("self_attention.linear_proj.bias", "attn_output.bias"),
     ONE("self_attention.q_layernorm.weight", "attn_q_norm.weight"),
     ONE("self_attention.k_layernorm.weight", "attn_k_norm.weight"),
-    {.key = "mlp.linear_fc1.weight", .part = {{.name = "ffn_gate.weight", .rows = "f"}, {.name = "ffn_up.weight", .rows = "f"}}},
+    {.key = "mlp.linear_fc1.weight",
+     .part = {{.name = "ffn_gate.weight", .rows = "f"}, {.name = "ffn_up.weight", .rows = "f"}}},
     ONE("mlp.linear_fc2.weight", "ffn_down.weight"),
     ONE("mlp.router.weight", "ffn_gate_inp.weight"),
-    {.key = "mlp.experts.linear_fc1.weight", .flags = HF_FUSED,
+    {.key = "mlp.experts.linear_fc1.weight",
+     .flags = HF_FUSED,
      .part = {{.name = "ffn_gate_exps.weight", .rows = "e"}, {.name = "ffn_up_exps.weight", .rows = "e"}}},
     {.key = "mlp.experts.linear_fc2.weight", .flags = HF_FUSED, .part = {{.name = "ffn_down_exps.weight"}}},
     END};
 
-#define QKV(what, pair)                                                                                       \
-    {                                                                                                         \
-        .key = "self_attention.linear_qkv." what, .groups = "G",                                              \
-        .part = {{.name = "attn_q." what, .rows = "HD", .pairs = pair},                                       \
-                 {.name = "attn_k." what, .rows = "GD", .pairs = pair},                                       \
-                 {.name = "attn_v." what, .rows = "GD"}}                                                      \
+#define QKV(what, pair)                                                                                                \
+    {                                                                                                                  \
+        .key = "self_attention.linear_qkv." what, .groups = "G", .part = {                                             \
+            {.name = "attn_q." what, .rows = "HD", .pairs = pair},                                                     \
+            {.name = "attn_k." what, .rows = "GD", .pairs = pair},                                                     \
+            {.name = "attn_v." what, .rows = "GD"}                                                                     \
+        }                                                                                                              \
     }
 static const struct hf_rule halves[] = {QKV("weight", NULL), QKV("bias", NULL), END};
 /* llama.cpp rotates neighbouring channels of its llama architecture. */
@@ -42,7 +51,12 @@ static const struct hf_rule pairs[] = {QKV("weight", "D"), QKV("bias", "D"), END
 static const struct hf_rule *const by_halves[] = {common, halves, NULL};
 static const struct hf_rule *const by_pairs[] = {common, pairs, NULL};
 
-#define ARCH(name, rules_of, ...) {.family = {.model_type = (name), .roots = {""}, .layers = "blk.", .rules = (rules_of)}, .from = {__VA_ARGS__}}
+#define ARCH(name, rules_of, ...)                                                                                      \
+    {                                                                                                                  \
+        .family = {.model_type = (name), .roots = {""}, .layers = "blk.", .rules = (rules_of)}, .from = {              \
+            __VA_ARGS__                                                                                                \
+        }                                                                                                              \
+    }
 static const struct gguf_arch archs[] = {
     ARCH("llama", by_pairs, "llama", "mistral", "mixtral"),
     ARCH("qwen2", by_halves, "qwen2"),
@@ -50,7 +64,7 @@ static const struct gguf_arch archs[] = {
     ARCH("qwen3moe", by_halves, "qwen3_moe"),
 };
 
-/* ---- which one ------------------------------------------------------------------------------------------------ */
+/* ---- which one ------------------------------------------------------------------------------- */
 
 /* What a family of transformers can say and llama.cpp's code for it ignores. */
 static int check(const struct gguf_arch *a, const struct config *c, struct err *e)
@@ -59,19 +73,24 @@ static int check(const struct gguf_arch *a, const struct config *c, struct err *
     const char *arch = a->family.model_type;
     bool experts = strchr(m->pattern, 'E') != NULL;
     if (m->attn_window > 0)
-        return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s attends to all earlier tokens; this model has attn_window = %lld", arch,
+        return err_set(e, ST_UNSUPPORTED,
+                       "llama.cpp's %s attends to all earlier tokens; this model has attn_window = %lld", arch,
                        (long long)m->attn_window);
     if (str_starts(arch, "qwen3") && (m->attn_bias || m->qkv_bias || m->bias))
         return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s has no biases; this model's attention has", arch);
     if (experts && m->router_pre_softmax)
-        return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s divides routing weights by their sum; this model has router_pre_softmax = on", arch);
+        return err_set(e, ST_UNSUPPORTED,
+                       "llama.cpp's %s divides routing weights by their sum; this model has router_pre_softmax = on",
+                       arch);
     if (experts && strchr(m->pattern, '-') != NULL)
-        return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s has experts in every layer; this model's pattern has MLP layers too", arch);
+        return err_set(e, ST_UNSUPPORTED,
+                       "llama.cpp's %s has experts in every layer; this model's pattern has MLP layers too", arch);
     if (m->rope_scaling == CFG_ROPE_SCALING_YARN && !m->rope_truncate)
         return err_set(e, ST_UNSUPPORTED,
                        "llama.cpp's %s rounds the channels of yarn scaling; this model has rope_truncate = off", arch);
     if (m->rope_percent != 1)
-        return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s rotates whole heads; this model has rope_percent = %g", arch, m->rope_percent);
+        return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s rotates whole heads; this model has rope_percent = %g", arch,
+                       m->rope_percent);
     if (m->rope_scaling == CFG_ROPE_SCALING_LLAMA3 && m->head_dim / 2 > GGUF_MAX_ROPE)
         return err_set(e, ST_UNSUPPORTED, "heads of %lld channels are too wide", (long long)m->head_dim);
     return ST_OK;
@@ -90,10 +109,11 @@ int gguf_arch_of(const struct config *c, const struct gguf_arch **out, struct er
                 return check(&archs[i], c, e);
             }
     err_set(e, ST_UNSUPPORTED, "braid writes no GGUF of a %s model", family);
-    return err_hint(e, "llama, mistral, mixtral, qwen2, qwen3 and qwen3_moe models are written; --format=hf writes this one for transformers");
+    return err_hint(e, "llama, mistral, mixtral, qwen2, qwen3 and qwen3_moe models are written; --format=hf writes "
+                       "this one for transformers");
 }
 
-/* ---- keys ----------------------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 struct number {
     const char *name; /* behind the architecture */

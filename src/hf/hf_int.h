@@ -8,10 +8,10 @@
 
 enum { HF_NAME = 256, HF_MAX_PARTS = 6, HF_CONFIG_BYTES = 4 << 20, HF_INDEX_BYTES = 64 << 20 };
 
-/* ---- tables -------------------------------------------------------------------------------------------------- */
+/* ---- tables ---------------------------------------------------------------------------------- */
 
-/* Some rows of a parameter, and the tensor they are in. Sizes are sums of products of letters (hf_size). With a chunk the
- * rows are taken out of a longer tensor: `chunk` rows from `offset` on, then `stride` further, and so on. */
+/* Some rows of a parameter, and the tensor they are in. Sizes are sums of products of letters (hf_size). With a chunk
+ * the rows are taken out of a longer tensor: `chunk` rows from `offset` on, then `stride` further, and so on. */
 struct hf_part {
     /* '@' at the start: behind the root of the names; '/': as it stands; else below the layer. {e}: number of the
      * expert */
@@ -30,7 +30,7 @@ enum {
 
 /* One parameter of ours: for each of `groups` groups, its share of each part in turn. */
 struct hf_rule {
-    const char *key; /* below the layer ("mlp.router.weight"), or whole; "mtp." stands for "mtp.layers.K." */
+    const char *key;    /* below the layer ("mlp.router.weight"), or whole; "mtp." stands for "mtp.layers.K." */
     const char *groups; /* NULL: one */
     unsigned flags;
     struct hf_part part[HF_MAX_PARTS];
@@ -54,9 +54,9 @@ struct hf_field {
 };
 enum { HF_DEFAULT_SEQ = 2048 }; /* train.seq of an imported model is its longest sequence, at most this */
 
-struct hf_json { /* config.json while it is read: the part that describes the language model */
-    json_t *root;  /* owned */
-    json_t *text;  /* root, or its text_config */
+struct hf_json {  /* config.json while it is read: the part that describes the language model */
+    json_t *root; /* owned */
+    json_t *text; /* root, or its text_config */
     const char *label;
 };
 
@@ -67,12 +67,12 @@ struct hf_copy {
 
 struct hf_family {
     const char *model_type, *architecture;
-    const char *roots[4];   /* prefixes that '@' stands for; the first is written */
-    const char *layers;     /* "layers.": behind the root, before the number */
-    const char *mtp_layers; /* the same for a prediction depth; NULL: its layers follow those of the model */
-    const char *depth;      /* layers of a prediction depth, such as "+E"; NULL: the family has none */
+    const char *roots[4];         /* prefixes that '@' stands for; the first is written */
+    const char *layers;           /* "layers.": behind the root, before the number */
+    const char *mtp_layers;       /* the same for a prediction depth; NULL: its layers follow those of the model */
+    const char *depth;            /* layers of a prediction depth, such as "+E"; NULL: the family has none */
     const struct hf_copy *copies; /* ends with a row without a key; may be NULL */
-    const struct hf_rule *const *rules; /* ends with NULL */
+    const struct hf_rule *const *rules;   /* ends with NULL */
     const struct hf_field *const *fields; /* each ends with a row without a name; the list with NULL */
     /* What the tables cannot say: the pattern, rotary embedding, routing. */
     int (*read)(const struct hf_json *j, struct config *c, struct err *e);
@@ -83,7 +83,7 @@ extern const struct hf_family *const hf_families[]; /* ends with NULL */
 /* "HD+2GD" with the sizes of a model; letters in families.c. */
 int64_t hf_size(const struct config_model *m, const char *text);
 
-/* ---- config.c ------------------------------------------------------------------------------------------------- */
+/* ---- config.c -------------------------------------------------------------------------------- */
 
 int hf_json_open(struct hf_json *j, const char *folder, struct err *e);
 void hf_json_close(struct hf_json *j);
@@ -97,19 +97,20 @@ int hf_set_real(const struct hf_json *j, struct config *c, const char *option, d
 int hf_set_text(const struct hf_json *j, struct config *c, const char *option, const char *value, struct err *e);
 /* The longest sequence of the model; 0: config.json does not say. */
 int hf_max_position(const struct hf_json *j, int64_t *out, struct err *e);
-int hf_config_read(const struct hf_family *fam, const struct hf_json *j, struct config *c, struct buf *notes, struct err *e);
+int hf_config_read(const struct hf_family *fam, const struct hf_json *j, struct config *c, struct buf *notes,
+                   struct err *e);
 int hf_config_write(const struct hf_family *fam, const struct config *c, enum dtype dtype, json_t **out, struct err *e);
 /* A JSON file in a folder; NULL is lack of memory (export.c). */
 int hf_write_json(const char *dir, const char *name, const json_t *json, struct err *e);
 /* Sets a member of an object; NULL values and lack of memory are one error. */
 int hf_put(json_t *object, const char *name, json_t *value, struct err *e);
 
-/* ---- rope.c --------------------------------------------------------------------------------------------------- */
+/* ---- rope.c ---------------------------------------------------------------------------------- */
 
 int hf_rope_read(const struct hf_json *j, struct config *c, double base, struct err *e);
 int hf_rope_write(const struct config *c, json_t *out, struct err *e);
 
-/* ---- folder.c ------------------------------------------------------------------------------------------------- */
+/* ---- folder.c -------------------------------------------------------------------------------- */
 
 enum hf_quant { HF_PLAIN, HF_FP8, HF_MXFP4 };
 struct hf_tensor { /* as the model sees it: dequantised */
@@ -160,7 +161,7 @@ int hf_find(struct hf_folder *f, const char *name, struct hf_tensor *out);
 /* All of it as F32, dense; valid until the next call. */
 int hf_read(struct hf_folder *f, const struct hf_tensor *t, const char *name, const float **out, struct err *e);
 
-/* ---- place.c -------------------------------------------------------------------------------------------------- */
+/* ---- place.c --------------------------------------------------------------------------------- */
 
 /* A parameter as matrices: `experts` of rows x cols. */
 struct hf_matrix {
@@ -170,28 +171,30 @@ struct hf_matrix hf_matrix_of(const struct param *p);
 /* Where part `part` of a rule lies in the parameter and in the tensor. */
 struct hf_span {
     int64_t rows, chunk, stride, offset, pairs; /* in the tensor */
-    int64_t total;                       /* rows of the tensor */
-    int64_t groups, per_group;           /* rows of this part in a group */
-    int64_t group_rows, group_at;        /* rows of a group, and where this part's begin */
+    int64_t total;                              /* rows of the tensor */
+    int64_t groups, per_group;                  /* rows of this part in a group */
+    int64_t group_rows, group_at;               /* rows of a group, and where this part's begin */
 };
-int hf_span_of(const struct hf_rule *r, int part, const struct config_model *m, int64_t rows, struct hf_span *s, struct err *e);
+int hf_span_of(const struct hf_rule *r, int part, const struct config_model *m, int64_t rows, struct hf_span *s,
+               struct err *e);
 /* Copies rows of a part between one matrix of the parameter and one of the tensor; cols are equal. */
 void hf_copy_in(const struct hf_span *s, int64_t cols, bool transposed, float add, float *param, const float *tensor);
 void hf_copy_out(const struct hf_span *s, int64_t cols, bool transposed, float add, const float *param, float *tensor);
 /* The shape of the tensor that a part is in. */
-int hf_part_shape(const struct hf_rule *r, const struct hf_span *s, const struct param *p, int64_t dim[TENSOR_MAX_RANK]);
+int hf_part_shape(const struct hf_rule *r, const struct hf_span *s, const struct param *p,
+                  int64_t dim[TENSOR_MAX_RANK]);
 
-/* ---- bind.c --------------------------------------------------------------------------------------------------- */
+/* ---- bind.c ---------------------------------------------------------------------------------- */
 
 /* Which rules a parameter has, in the order of preference; 0 where none fits. layer: the number in the key, or -1. */
 struct hf_key {
-    const char *rest; /* what rules name */
+    const char *rest;     /* what rules name */
     int64_t layer, depth; /* -1: none */
 };
 void hf_key_of(const char *key, struct hf_key *out);
 /* The name of a part: root, layer and expert filled in. */
-char *hf_part_name(struct arena *a, const struct hf_family *fam, const char *root, const struct config *c, const struct hf_key *k,
-                   const char *name, int64_t expert);
+char *hf_part_name(struct arena *a, const struct hf_family *fam, const char *root, const struct config *c,
+                   const struct hf_key *k, const char *name, int64_t expert);
 /* Appends the links of one parameter by one rule. */
 int hf_link_rule(struct hf_folder *f, int param, const struct hf_key *k, const struct hf_rule *r, struct err *e);
 int64_t hf_pattern_layers(const struct config *c); /* numbered layers of the main part */

@@ -1,4 +1,5 @@
-/* The tensors that a model becomes in another program: their names and shapes by a family's rules, their values one at a time. */
+/* The tensors that a model becomes in another program: their names and shapes by a family's rules, their values one at
+ * a time. */
 #include "hf/out_int.h"
 
 #include <stdlib.h>
@@ -20,8 +21,11 @@ static int list_tensors(struct hf_out *w, struct err *e)
         const struct param *p = f->params[l->param];
         TRY(hf_span_of(l->rule, l->part, &f->config->model, hf_matrix_of(p).rows, &s, e));
         int rank = hf_part_shape(l->rule, &s, p, dim);
-        w->tensors[w->n_tensors++] = (struct hf_out_tensor){
-            .name = l->name, .shape = tensor_shape(DT_F32, rank, dim), .keep_f32 = (l->rule->flags & HF_KEEP_F32) != 0, .first = i, .end = i + 1};
+        w->tensors[w->n_tensors++] = (struct hf_out_tensor){.name = l->name,
+                                                            .shape = tensor_shape(DT_F32, rank, dim),
+                                                            .keep_f32 = (l->rule->flags & HF_KEEP_F32) != 0,
+                                                            .first = i,
+                                                            .end = i + 1};
     }
     return ST_OK;
 }
@@ -59,7 +63,8 @@ int hf_out_open(struct hf_out *w, const struct hf_export *x, const struct hf_fam
         hf_key_of(f->params[i]->key, &k);
         const struct hf_rule *r = hf_next_rule(fam, &k, NULL);
         if (r == NULL)
-            return err_set(e, ST_UNSUPPORTED, "a %s model has nothing for our parameter %s", fam->model_type, f->params[i]->key);
+            return err_set(e, ST_UNSUPPORTED, "a %s model has nothing for our parameter %s", fam->model_type,
+                           f->params[i]->key);
         TRY(hf_link_rule(f, i, &k, r, e));
     }
     TRY(link_copies(f, e));
@@ -90,7 +95,8 @@ static int fill(struct hf_out *w, const struct hf_out_tensor *t, struct err *e)
             if (l->expert >= 0 && l->expert != x)
                 continue;
             float *to = w->values + (l->rule->flags & HF_FUSED ? x * s.total * m.cols : 0);
-            hf_copy_out(&s, m.cols, l->rule->flags & HF_TRANSPOSED, add, (const float *)host.data + x * m.rows * m.cols, to);
+            hf_copy_out(&s, m.cols, l->rule->flags & HF_TRANSPOSED, add, (const float *)host.data + x * m.rows * m.cols,
+                        to);
         }
     }
     return ST_OK;
@@ -98,7 +104,8 @@ static int fill(struct hf_out *w, const struct hf_out_tensor *t, struct err *e)
 
 int hf_out_values(struct hf_out *w, const struct hf_out_tensor *t, float **out, struct err *e)
 {
-    TRY(mem_grow((void **)&w->values, &w->values_cap, (size_t)tensor_elems(t->scales ? &t->of : &t->shape), sizeof *w->values, e));
+    TRY(mem_grow((void **)&w->values, &w->values_cap, (size_t)tensor_elems(t->scales ? &t->of : &t->shape),
+                 sizeof *w->values, e));
     TRY(fill(w, t, e));
     *out = w->values;
     return ST_OK;

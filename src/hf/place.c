@@ -8,7 +8,8 @@ struct hf_matrix hf_matrix_of(const struct param *p)
     return m;
 }
 
-int hf_span_of(const struct hf_rule *r, int part, const struct config_model *m, int64_t rows, struct hf_span *s, struct err *e)
+int hf_span_of(const struct hf_rule *r, int part, const struct config_model *m, int64_t rows, struct hf_span *s,
+               struct err *e)
 {
     const struct hf_part *p = &r->part[part];
     int64_t sum = 0;
@@ -16,8 +17,8 @@ int hf_span_of(const struct hf_rule *r, int part, const struct config_model *m, 
     for (int i = 0; i < HF_MAX_PARTS && r->part[i].name != NULL; i++) {
         int64_t n = r->part[i].rows ? hf_size(m, r->part[i].rows) : rows;
         if (s->groups < 1 || n % s->groups != 0)
-            return err_set(e, ST_INVALID, "%lld rows of %s cannot be cut into %lld groups", (long long)n, r->part[i].name,
-                           (long long)s->groups);
+            return err_set(e, ST_INVALID, "%lld rows of %s cannot be cut into %lld groups", (long long)n,
+                           r->part[i].name, (long long)s->groups);
         if (i == part)
             s->group_at = sum, s->rows = n;
         sum += n / s->groups;

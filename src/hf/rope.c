@@ -1,4 +1,5 @@
-/* Rotary embedding in config.json: rope_parameters as transformers 5 writes them, rope_theta and rope_scaling as 4 does. */
+/* Rotary embedding in config.json: rope_parameters as transformers 5 writes them, rope_theta and rope_scaling as 4
+ * does. */
 #include "hf/hf_int.h"
 
 #include <math.h>
@@ -8,8 +9,10 @@ struct number {
     const char *field, *option;
     double absent;
 };
-static const struct number llama3[] = {
-    {"factor", "model.rope_factor", 1}, {"low_freq_factor", "model.rope_low", 1}, {"high_freq_factor", "model.rope_high", 4}, {NULL, NULL, 0}};
+static const struct number llama3[] = {{"factor", "model.rope_factor", 1},
+                                       {"low_freq_factor", "model.rope_low", 1},
+                                       {"high_freq_factor", "model.rope_high", 4},
+                                       {NULL, NULL, 0}};
 static const struct number linear[] = {{"factor", "model.rope_factor", 1}, {NULL, NULL, 0}};
 static const struct number yarn[] = {{"factor", "model.rope_factor", 1},
                                      {"beta_fast", "model.rope_beta_fast", 32},
@@ -27,7 +30,7 @@ static const struct {
              [CFG_ROPE_SCALING_YARN] = {"yarn", yarn, true}};
 static const char *const kind_options[] = {"none", "linear", "llama3", "yarn"};
 
-/* ---- reading -------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static int read_scaling(const struct hf_json *j, struct config *c, const char *field, json_t *o, struct err *e)
 {
@@ -82,7 +85,7 @@ int hf_rope_read(const struct hf_json *j, struct config *c, double base, struct 
     return json_is_object(old) ? read_scaling(j, c, "rope_scaling", old, e) : ST_OK;
 }
 
-/* ---- writing -------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static int put_number(json_t *o, const struct config *c, const struct number *n, struct err *e)
 {
@@ -106,7 +109,8 @@ static int scaling_object(const struct config *c, json_t *o, struct err *e)
         TRY(put_number(o, c, n, e));
     if (k == CFG_ROPE_SCALING_YARN && !c->model.rope_truncate)
         TRY(hf_put(o, "truncate", json_false(), e));
-    return kinds[k].original ? hf_put(o, "original_max_position_embeddings", json_integer(c->model.rope_original), e) : ST_OK;
+    return kinds[k].original ? hf_put(o, "original_max_position_embeddings", json_integer(c->model.rope_original), e)
+                             : ST_OK;
 }
 
 int hf_rope_write(const struct config *c, json_t *out, struct err *e)

@@ -14,10 +14,7 @@ const struct core_kind *core_find(char symbol)
     return NULL;
 }
 
-bool core_in(const struct core_kind *k, const char *pattern)
-{
-    return strchr(pattern, k->symbol) != NULL;
-}
+bool core_in(const struct core_kind *k, const char *pattern) { return strchr(pattern, k->symbol) != NULL; }
 
 bool core_same_family(const struct core_kind *a, const struct core_kind *b)
 {
@@ -56,8 +53,7 @@ const struct recompute_group *kind_recompute(const char *name, int i)
     const struct core_kind *const *cores = core_kinds(&n_cores);
     const struct joint_kind *const *joints = joint_kinds(&n_joints);
     for (int k = 0; k < n_cores + n_joints; k++) {
-        const struct recompute_group *g =
-            k < n_cores ? cores[k]->recompute : joints[k - n_cores]->recompute;
+        const struct recompute_group *g = k < n_cores ? cores[k]->recompute : joints[k - n_cores]->recompute;
         for (int j = 0; j < KIND_MAX_GROUPS && g[j].name != NULL; j++)
             if (strcmp(g[j].name, name) == 0 && i-- == 0)
                 return &g[j];

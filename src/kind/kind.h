@@ -15,7 +15,7 @@ struct build;
 struct core_io;
 struct sublayer;
 
-/* ---- options ---------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 /* An option that not every model reads. An option that no kind lists is read by all of them. */
 struct option_use {
@@ -56,7 +56,7 @@ struct kind_options {
 };
 #define KIND_ROWS(field, table) .field = (table), .n_##field = countof(table)
 
-/* ---- checkpoint keys ---------------------------------------------------------------------------------- */
+/* ---- checkpoint keys ------------------------------------------------------------------------- */
 
 /* Which part of a Transformer layer the kind stands for. Its hyper-connections are named after it. */
 enum key_place {
@@ -86,7 +86,7 @@ struct kind_keys {
     void (*part_rows)(const struct config *c, const struct key_split *s, int64_t rows[KEY_MAX_PARTS]);
 };
 
-/* ---- recompute ------------------------------------------------------------------------------------------ */
+/* ---- recompute ------------------------------------------------------------------------------- */
 
 /* A name of Megatron's in plan.recompute, and the slots that it means here. */
 enum { RECOMPUTE_MAX_MEMBERS = 4 };
@@ -95,7 +95,7 @@ struct recompute_group {
 };
 enum { KIND_MAX_GROUPS = 4 };
 
-/* ---- cores ------------------------------------------------------------------------------------------------ */
+/* ---- cores ----------------------------------------------------------------------------------- */
 
 struct core_kind {
     char symbol;
@@ -123,7 +123,7 @@ const struct core_kind *core_find(char symbol);    /* NULL: unknown symbol */
 bool core_in(const struct core_kind *k, const char *pattern);
 bool core_same_family(const struct core_kind *a, const struct core_kind *b);
 
-/* ---- joints ------------------------------------------------------------------------------------------------- */
+/* ---- joints ---------------------------------------------------------------------------------- */
 
 struct joint_kind {
     const char *name;
@@ -147,7 +147,7 @@ struct joint_kind {
 const struct joint_kind *const *joint_kinds(int *n); /* in the order of joints.def; layers/cores.c */
 const struct joint_kind *joint_of(const struct config *c);
 
-/* ---- all kinds ------------------------------------------------------------------------------------------------ */
+/* ---- all kinds ------------------------------------------------------------------------------- */
 
 /* The options of kind i, cores first; core is NULL for a joint. False: there are no more. */
 struct kind_at {

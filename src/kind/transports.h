@@ -4,12 +4,12 @@
 #ifndef BRAID_KIND_TRANSPORTS_H
 #define BRAID_KIND_TRANSPORTS_H
 
-#define TRANSPORTS(T, X)   \
-    T(X, SELF, self)       \
-    T(X, THREADS, threads) \
-    T(X, MPI, mpi)         \
-    T(X, NCCL, nccl)       \
-    T(X, LOOP, loop)       \
+#define TRANSPORTS(T, X)                                                                                               \
+    T(X, SELF, self)                                                                                                   \
+    T(X, THREADS, threads)                                                                                             \
+    T(X, MPI, mpi)                                                                                                     \
+    T(X, NCCL, nccl)                                                                                                   \
+    T(X, LOOP, loop)                                                                                                   \
     T(X, TCP, tcp)
 
 #endif

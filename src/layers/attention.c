@@ -35,7 +35,7 @@ struct attention_slots {
     struct weight q_norm, k_norm, sink;
 };
 
-/* ---- views into a row --------------------------------------------------------------------------------- */
+/* ---- views into a row ------------------------------------------------------------------------ */
 
 /* [T, heads, D] */
 static struct tensor heads_of(const struct attention *m, struct tensor row, int64_t col, int64_t heads)
@@ -45,14 +45,32 @@ static struct tensor heads_of(const struct attention *m, struct tensor row, int6
 }
 
 /* [B, S, heads, D] */
-static struct tensor batched(const struct attention *m, struct tensor t) { return tensor_split_first(&t, m->batch, m->seq); }
+static struct tensor batched(const struct attention *m, struct tensor t)
+{
+    return tensor_split_first(&t, m->batch, m->seq);
+}
 
 /* q and k before norm and rotation, in a row of qkv or of its gradient. */
-static struct tensor raw_query(const struct attention *m, struct tensor qkv) { return heads_of(m, qkv, m->q_at, m->heads); }
-static struct tensor raw_keys(const struct attention *m, struct tensor qkv) { return heads_of(m, qkv, m->k_at, m->kv_heads); }
-static struct tensor values(const struct attention *m, struct tensor qkv) { return batched(m, heads_of(m, qkv, m->v_at, m->kv_heads)); }
-static struct tensor gate(const struct attention *m, struct tensor qkv) { return tensor_cols(&qkv, m->gate_at, m->heads * m->dim); }
-static struct tensor heads(const struct attention *m, struct tensor o) { return batched(m, tensor_split_last(&o, m->heads, m->dim)); }
+static struct tensor raw_query(const struct attention *m, struct tensor qkv)
+{
+    return heads_of(m, qkv, m->q_at, m->heads);
+}
+static struct tensor raw_keys(const struct attention *m, struct tensor qkv)
+{
+    return heads_of(m, qkv, m->k_at, m->kv_heads);
+}
+static struct tensor values(const struct attention *m, struct tensor qkv)
+{
+    return batched(m, heads_of(m, qkv, m->v_at, m->kv_heads));
+}
+static struct tensor gate(const struct attention *m, struct tensor qkv)
+{
+    return tensor_cols(&qkv, m->gate_at, m->heads * m->dim);
+}
+static struct tensor heads(const struct attention *m, struct tensor o)
+{
+    return batched(m, tensor_split_last(&o, m->heads, m->dim));
+}
 
 /* q and k as attention reads them: from qk if there is one, else from qkv. */
 static struct tensor query(const struct graph *g, const struct attention *m, const struct attention_slots *s)
@@ -71,16 +89,23 @@ static struct tensor doc_view(const struct graph *g, const struct attention *m, 
     return t.data ? tensor_split_first(&t, m->batch, m->seq) : t;
 }
 
-/* ---- declaration ------------------------------------------------------------------------------------------ */
+/* ---- declaration ----------------------------------------------------------------------------- */
 
 static void set_sizes(const struct build *b, struct attention *m)
 {
     const struct config_model *c = &b->cfg->model;
     int64_t number = b->number;
-    *m = (struct attention){.batch = b->batch, .seq = b->seq, .heads = c->heads, .kv_heads = c->kv_heads, .dim = c->head_dim,
-                            .scale = c->softmax_scale, .eps = c->norm_eps,
-                            .qk_norm = c->qk_norm != CFG_QK_NORM_OFF, .row_norm = c->qk_norm == CFG_QK_NORM_ROW,
-                            .zero_centered = c->norm_zero_centered, .sink_zero = c->attn_sink == CFG_SINK_OFF_BY_ONE,
+    *m = (struct attention){.batch = b->batch,
+                            .seq = b->seq,
+                            .heads = c->heads,
+                            .kv_heads = c->kv_heads,
+                            .dim = c->head_dim,
+                            .scale = c->softmax_scale,
+                            .eps = c->norm_eps,
+                            .qk_norm = c->qk_norm != CFG_QK_NORM_OFF,
+                            .row_norm = c->qk_norm == CFG_QK_NORM_ROW,
+                            .zero_centered = c->norm_zero_centered,
+                            .sink_zero = c->attn_sink == CFG_SINK_OFF_BY_ONE,
                             .interleaved = c->rope == CFG_ROPE_INTERLEAVED};
     bool full = c->attn_window_skip > 0 && number % c->attn_window_skip == 0;
     m->window = full ? 0 : c->attn_window;
@@ -202,14 +227,16 @@ static void declare_slots(struct build *b, const struct attention *m, struct att
     s->dog = build_grad(b, "do", b->rows, o_cols);
     s->dout = m->gate_at >= 0 ? build_grad(b, "dout", b->rows, o_cols) : NO_SLOT;
     bool decode = b->mode == BUILD_DECODE;
-    s->k_cache = decode ? build_table(b, "k_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim), NULL, NULL) : NO_SLOT;
-    s->v_cache = decode ? build_table(b, "v_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim), NULL, NULL) : NO_SLOT;
+    s->k_cache =
+        decode ? build_table(b, "k_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim), NULL, NULL) : NO_SLOT;
+    s->v_cache =
+        decode ? build_table(b, "v_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim), NULL, NULL) : NO_SLOT;
     s->pos = m->rope ? b->in.pos : NO_SLOT;
     s->doc_start = b->in.doc_start;
     s->start = b->in.start;
 }
 
-/* ---- nodes ---------------------------------------------------------------------------------------------- */
+/* ---- nodes ----------------------------------------------------------------------------------- */
 
 /* All heads of a token as one row. */
 static struct tensor whole_row(struct tensor t)
@@ -220,8 +247,8 @@ static struct tensor whole_row(struct tensor t)
     return t;
 }
 
-static void declare_rotation(struct graph *g, int n, const struct attention *m, const struct attention_slots *s, struct tensor x, struct tensor y,
-                             slot_id norm, slot_id rstd)
+static void declare_rotation(struct graph *g, int n, const struct attention *m, const struct attention_slots *s,
+                             struct tensor x, struct tensor y, slot_id norm, slot_id rstd)
 {
     if (m->row_norm) {
         GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = whole_row(x), .w = of(g, norm), .y = whole_row(y), .rstd = of(g, rstd),
@@ -231,15 +258,23 @@ static void declare_rotation(struct graph *g, int n, const struct attention *m, 
                      .pos = of(g, s->pos), .interleaved = m->interleaved);
         return;
     }
-    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = x, .y = y, .w = of(g, norm), .rstd = of(g, rstd), .cos = of(g, s->cos), .sin = of(g, s->sin),
-             .pos = of(g, s->pos), .eps = m->eps, .zero_centered = m->zero_centered, .interleaved = m->interleaved);
+    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = x, .y = y, .w = of(g, norm), .rstd = of(g, rstd), .cos = of(g, s->cos),
+             .sin = of(g, s->sin), .pos = of(g, s->pos), .eps = m->eps, .zero_centered = m->zero_centered,
+             .interleaved = m->interleaved);
 }
 
-static void declare_qkv(struct build *b, const struct attention *m, const struct attention_slots *s, const struct core_io *io,
-                        struct weight w, struct weight bias)
+static void declare_qkv(struct build *b, const struct attention *m, const struct attention_slots *s,
+                        const struct core_io *io, struct weight w, struct weight bias)
 {
     struct graph *g = b->g;
-    struct linear l = {.x = io->h, .y = s->qkv, .dy = s->dqkv, .dx = io->dh, .w = w, .bias = bias, .in = b->cfg->model.hidden, .out = m->width,
+    struct linear l = {.x = io->h,
+                       .y = s->qkv,
+                       .dy = s->dqkv,
+                       .dx = io->dh,
+                       .w = w,
+                       .bias = bias,
+                       .in = b->cfg->model.hidden,
+                       .out = m->width,
                        .part = {{"q", m->k_at}, {"k", m->v_at - m->k_at}, {"v", m->width - m->v_at}}};
     int n = linear_forward(b, "qkv", &l);
     if (m->rope || m->qk_norm) {
@@ -261,16 +296,17 @@ static void declare_core_fwd(struct build *b, int n, const struct attention *m, 
         k = of(g, s->k_cache);
         v = of(g, s->v_cache);
     }
-    GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = batched(m, query(g, m, s)), .k = k, .v = v, .o = heads(m, of(g, s->o)), .lse = of(g, s->lse),
-             .sink = of(g, s->sink.w), .doc_start = doc_view(g, m, s->doc_start), .start = of(g, s->start), .scale = m->scale,
-             .window = m->window, .sink_zero = m->sink_zero, .drop = attention_dropout(b));
+    GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = batched(m, query(g, m, s)), .k = k, .v = v, .o = heads(m, of(g, s->o)),
+             .lse = of(g, s->lse), .sink = of(g, s->sink.w), .doc_start = doc_view(g, m, s->doc_start),
+             .start = of(g, s->start), .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero,
+             .drop = attention_dropout(b));
     if (m->gate_at >= 0)
         GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = of(g, s->o), .g = gate(m, qkv), .y = of(g, s->og));
 }
 
 /* Rotation and norm undone in place. */
-static void declare_unrotation(struct graph *g, int n, const struct attention *m, const struct attention_slots *s, struct tensor d, struct tensor x,
-                               const struct weight *norm, slot_id rstd)
+static void declare_unrotation(struct graph *g, int n, const struct attention *m, const struct attention_slots *s,
+                               struct tensor d, struct tensor x, const struct weight *norm, slot_id rstd)
 {
     if (m->row_norm) {
         if (m->rope)
@@ -280,9 +316,9 @@ static void declare_unrotation(struct graph *g, int n, const struct attention *m
                  .rstd = of(g, rstd), .dx = whole_row(d), .dw = of(g, norm->dw), .zero_centered = m->zero_centered);
         return;
     }
-    GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = d, .dx = d, .x = m->qk_norm ? x : (struct tensor){0}, .w = of(g, norm->w), .rstd = of(g, rstd),
-             .dw = of(g, norm->dw), .cos = of(g, s->cos), .sin = of(g, s->sin), .pos = of(g, s->pos), .zero_centered = m->zero_centered,
-             .interleaved = m->interleaved);
+    GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = d, .dx = d, .x = m->qk_norm ? x : (struct tensor){0}, .w = of(g, norm->w),
+             .rstd = of(g, rstd), .dw = of(g, norm->dw), .cos = of(g, s->cos), .sin = of(g, s->sin),
+             .pos = of(g, s->pos), .zero_centered = m->zero_centered, .interleaved = m->interleaved);
 }
 
 static void declare_core_bwd(struct build *b, int n, const struct attention *m, const struct attention_slots *s)
@@ -290,12 +326,14 @@ static void declare_core_bwd(struct build *b, int n, const struct attention *m, 
     struct graph *g = b->g;
     struct tensor qkv = of(g, s->qkv), dqkv = of(g, s->dqkv);
     if (m->gate_at >= 0)
-        GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, s->dog), .x = of(g, s->o), .g = gate(m, qkv), .dx = of(g, s->dout), .dg = gate(m, dqkv));
-    GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = heads(m, of(g, m->gate_at >= 0 ? s->dout : s->dog)), .q = batched(m, query(g, m, s)),
-             .k = batched(m, keys(g, m, s)), .v = values(m, qkv), .o = heads(m, of(g, s->o)), .lse = of(g, s->lse), .sink = of(g, s->sink.w),
-             .doc_start = doc_view(g, m, s->doc_start), .dq = batched(m, raw_query(m, dqkv)), .dk = batched(m, raw_keys(m, dqkv)),
-             .dv = values(m, dqkv), .dsink = of(g, s->sink.dw), .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero,
-             .drop = attention_dropout(b));
+        GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, s->dog), .x = of(g, s->o), .g = gate(m, qkv), .dx = of(g, s->dout),
+                 .dg = gate(m, dqkv));
+    GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = heads(m, of(g, m->gate_at >= 0 ? s->dout : s->dog)),
+             .q = batched(m, query(g, m, s)), .k = batched(m, keys(g, m, s)), .v = values(m, qkv),
+             .o = heads(m, of(g, s->o)), .lse = of(g, s->lse), .sink = of(g, s->sink.w),
+             .doc_start = doc_view(g, m, s->doc_start), .dq = batched(m, raw_query(m, dqkv)),
+             .dk = batched(m, raw_keys(m, dqkv)), .dv = values(m, dqkv), .dsink = of(g, s->sink.dw), .scale = m->scale,
+             .window = m->window, .sink_zero = m->sink_zero, .drop = attention_dropout(b));
     if (!m->rope && !m->qk_norm)
         return;
     declare_unrotation(g, n, m, s, raw_query(m, dqkv), raw_query(m, qkv), &s->q_norm, s->rstd_q);
@@ -335,12 +373,19 @@ static int attention_declare(struct build *b, struct core_io *io)
     declare_qkv(b, m, &s, io, wqkv, bqkv);
     declare_core(b, m, &s);
     slot_id o = s.og != NO_SLOT ? s.og : s.o;
-    linear_declare(b, "proj", &(struct linear){.x = o, .y = io->f, .dy = io->df, .dx = s.dog, .w = wo, .bias = bo,
-                                               .in = m->heads * m->dim, .out = b->cfg->model.hidden});
+    linear_declare(b, "proj",
+                   &(struct linear){.x = o,
+                                    .y = io->f,
+                                    .dy = io->df,
+                                    .dx = s.dog,
+                                    .w = wo,
+                                    .bias = bo,
+                                    .in = m->heads * m->dim,
+                                    .out = b->cfg->model.hidden});
     return b->g->err.code;
 }
 
-/* ---- options -------------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 /* Layers of this kind in one part of the pattern: those of a prediction depth count from 1 again. */
 static int64_t most_layers(const struct config *c, char symbol)
@@ -414,14 +459,12 @@ static bool rope_scaling_without_factor(const struct config *c)
 
 static bool llama3_band_empty(const struct config *c)
 {
-    return c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3 &&
-           !(c->model.rope_low < c->model.rope_high);
+    return c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3 && !(c->model.rope_low < c->model.rope_high);
 }
 
 static bool yarn_band_empty(const struct config *c)
 {
-    return c->model.rope_scaling == CFG_ROPE_SCALING_YARN &&
-           !(c->model.rope_beta_slow < c->model.rope_beta_fast);
+    return c->model.rope_scaling == CFG_ROPE_SCALING_YARN && !(c->model.rope_beta_slow < c->model.rope_beta_fast);
 }
 
 static bool yarn_base_is_one(const struct config *c)
@@ -530,8 +573,13 @@ const struct core_kind core_attention = {
     .norm_key = "self_attention.linear_qkv.layer_norm_weight",
     .excludes = "D+", /* turns by the model's rotary table, they by their own */
     .excludes_message = "a pattern cannot hold both Attention and MLA/DSA layers ('*' beside 'D' or '+')",
-    .options = {KIND_ROWS(uses, attention_uses), KIND_ROWS(rules, attention_rules), KIND_ROWS(tiny, attention_tiny), .shrink = attention_shrink},
-    .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true, .prefixes = {"self_attention.", "input_layernorm."}},
+    .options = {KIND_ROWS(uses, attention_uses), KIND_ROWS(rules, attention_rules), KIND_ROWS(tiny, attention_tiny),
+                .shrink = attention_shrink},
+    .keys = {.family = "attention",
+             .place = KEY_PLACE_ATTENTION,
+             .mixes = true,
+             .transformer = true,
+             .prefixes = {"self_attention.", "input_layernorm."}},
     .recompute = {{"core_attn", {"attn.o", "attn.lse"}}},
     .draws = attention_draws,
     .flops = attention_flops,

@@ -46,7 +46,8 @@ static void set_group(const struct build *b, struct param *p)
     int k = config_group_of(b->cfg, p->key);
     int freeze = k >= 0 ? b->cfg->group[k].freeze : CFG_FREEZE_AUTO;
     p->group = k + 1;
-    p->frozen = !p->buffer && (freeze == CFG_FREEZE_ON || (freeze == CFG_FREEZE_AUTO && b->cfg->lora.rank > 0 && p->lora.of == 0));
+    p->frozen = !p->buffer &&
+                (freeze == CFG_FREEZE_ON || (freeze == CFG_FREEZE_AUTO && b->cfg->lora.rank > 0 && p->lora.of == 0));
 }
 
 struct weight build_weight(struct build *b, const struct param *decl)
@@ -112,8 +113,8 @@ slot_id build_work(struct build *b, const char *name, int64_t bytes)
     return bytes > 0 ? graph_slot(b->g, name, tensor_1d(NULL, DT_U8, bytes)) : NO_SLOT;
 }
 
-slot_id build_table(struct build *b, const char *name, struct tensor shape,
-                    void (*fill)(struct tensor *, const void *), const void *arg)
+slot_id build_table(struct build *b, const char *name, struct tensor shape, void (*fill)(struct tensor *, const void *),
+                    const void *arg)
 {
     struct table_list *l = b->tables;
     const char *full = graph_name(b->g, name);
@@ -128,7 +129,10 @@ slot_id build_table(struct build *b, const char *name, struct tensor shape,
             err_set(&b->g->err, ST_NOMEM, "out of memory declaring %s", full);
             return NO_SLOT;
         }
-        l->t[l->n++] = (struct table){.name = kept, .shape = shape, .fill = fill, .arg = arg,
+        l->t[l->n++] = (struct table){.name = kept,
+                                      .shape = shape,
+                                      .fill = fill,
+                                      .arg = arg,
                                       .offset = memory_reserve(b->mem, ARENA_STATE, tensor_bytes(&shape))};
     } else if (!tensor_same_shape(&l->t[i].shape, &shape)) {
         err_set(&b->g->err, ST_INTERNAL, "table %s is declared with two shapes", full);
@@ -173,7 +177,7 @@ struct sublayer sublayer_entry(slot_id x, slot_id dx, bool wide)
     return s;
 }
 
-/* ---- linear ---------------------------------------------------------------------------------------------- */
+/* ---- linear ---------------------------------------------------------------------------------- */
 
 struct linear_cost {
     double flops, bytes;
@@ -181,7 +185,8 @@ struct linear_cost {
 static struct linear_cost linear_cost(const struct build *b, const struct linear *l)
 {
     double rows = (double)b->rows, in = (double)l->in, out = (double)l->out;
-    return (struct linear_cost){2 * rows * in * out, (double)dtype_bytes(b->dev->real) * (rows * in + rows * out + in * out)};
+    return (struct linear_cost){2 * rows * in * out,
+                                (double)dtype_bytes(b->dev->real) * (rows * in + rows * out + in * out)};
 }
 
 int linear_forward(struct build *b, const char *name, const struct linear *l)
@@ -195,7 +200,8 @@ int linear_forward(struct build *b, const char *name, const struct linear *l)
     if (codes)
         linear8_forward(b, n, l);
     else
-        GRAPH_OP(g, n, PH_FWD, gemm, .a = of(g, l->x), .b = of(g, l->w.w), .c = of(g, l->y), .bias = of(g, l->bias.w), .trans_b = true, .alpha = 1);
+        GRAPH_OP(g, n, PH_FWD, gemm, .a = of(g, l->x), .b = of(g, l->w.w), .c = of(g, l->y), .bias = of(g, l->bias.w),
+                 .trans_b = true, .alpha = 1);
     graph_cost(g, n, PH_FWD, cost.flops, cost.bytes);
     lora_forward(b, n, l, name);
     return n;
@@ -217,7 +223,8 @@ void linear_backward(struct build *b, int n, const struct linear *l)
         graph_cost(g, n, PH_BWD, cost.flops, cost.bytes);
     }
     if (!codes)
-        GRAPH_OP(g, n, PH_DW, gemm, .a = of(g, l->dy), .b = of(g, l->x), .c = of(g, l->w.dw), .trans_a = true, .alpha = 1);
+        GRAPH_OP(g, n, PH_DW, gemm, .a = of(g, l->dy), .b = of(g, l->x), .c = of(g, l->w.dw), .trans_a = true,
+                 .alpha = 1);
     if (l->bias.w != NO_SLOT)
         GRAPH_OP(g, n, PH_DW, colsum, .x = of(g, l->dy), .out = of(g, l->bias.dw));
     graph_cost(g, n, PH_DW, cost.flops, cost.bytes);
@@ -231,7 +238,7 @@ int linear_declare(struct build *b, const char *name, const struct linear *l)
     return n;
 }
 
-/* ---- norm ------------------------------------------------------------------------------------------------ */
+/* ---- norm ------------------------------------------------------------------------------------ */
 
 struct norm norm_weights(struct build *b, const char *key, int64_t width)
 {
@@ -295,15 +302,25 @@ struct dropout_rule attention_dropout(const struct build *b)
         return (struct dropout_rule){0};
     char site[64];
     snprintf(site, sizeof site, "dropout.attention.%d", b->layer);
-    return (struct dropout_rule){.p = b->cfg->model.attention_dropout, .key = rng_key((uint64_t)b->cfg->run.seed, site), .seq = b->seq,
+    return (struct dropout_rule){.p = b->cfg->model.attention_dropout,
+                                 .key = rng_key((uint64_t)b->cfg->run.seed, site),
+                                 .seq = b->seq,
                                  .info = of(b->g, b->in.info)};
 }
 
 struct rope_config rope_from_config(const struct config *cfg, int64_t dim)
 {
     const struct config_model *c = &cfg->model;
-    return (struct rope_config){.dim = dim, .base = c->rope_base, .scaling = (enum rope_scaling)c->rope_scaling,
-                                .factor = c->rope_factor, .original = c->rope_original, .low = c->rope_low, .high = c->rope_high,
-                                .beta_fast = c->rope_beta_fast, .beta_slow = c->rope_beta_slow, .mscale = c->rope_mscale,
-                                .mscale_all_dim = c->rope_mscale_all_dim, .exact = !c->rope_truncate};
+    return (struct rope_config){.dim = dim,
+                                .base = c->rope_base,
+                                .scaling = (enum rope_scaling)c->rope_scaling,
+                                .factor = c->rope_factor,
+                                .original = c->rope_original,
+                                .low = c->rope_low,
+                                .high = c->rope_high,
+                                .beta_fast = c->rope_beta_fast,
+                                .beta_slow = c->rope_beta_slow,
+                                .mscale = c->rope_mscale,
+                                .mscale_all_dim = c->rope_mscale_all_dim,
+                                .exact = !c->rope_truncate};
 }

@@ -18,10 +18,7 @@ struct cut {
 
 enum direction { FORWARD, BACKWARD };
 
-static int tag_of(const struct cut *m, int mb, enum direction d)
-{
-    return (mb * m->n_cuts + m->number) * 2 + (int)d;
-}
+static int tag_of(const struct cut *m, int mb, enum direction d) { return (mb * m->n_cuts + m->number) * 2 + (int)d; }
 
 static int no_comm(const struct step_ctx *c, const struct cut *m)
 {
@@ -65,7 +62,8 @@ static int declare(struct build *b, const struct cut_place *at, const char *name
     struct cut *m = graph_own(b->g, sizeof *m);
     if (m == NULL)
         return -1;
-    *m = (struct cut){.mesh = b->mesh, .peer = peer_segment % b->mesh->pp, .number = at->before, .n_cuts = at->n_segments - 1};
+    *m = (struct cut){
+        .mesh = b->mesh, .peer = peer_segment % b->mesh->pp, .number = at->before, .n_cuts = at->n_segments - 1};
     m->what = graph_name(b->g, name);
     return graph_node(b->g, name, LANE_COMM, m);
 }

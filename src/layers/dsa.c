@@ -6,5 +6,4 @@ const struct core_kind core_dsa = {
     .symbol = 'D',
     .name = "sparse attention",
     .title = "sparse attention",
-    .keys = {
-        .family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true}};
+    .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true}};

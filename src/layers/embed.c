@@ -49,7 +49,8 @@ int embed_declare(struct build *b, const char *scope, slot_id token, slot_id pos
     struct param p = embedding_param(b);
     struct weight w = build_weight(b, &p), positions;
     TRY(declare_positions(b, &positions));
-    struct dropout_rule rule = {.p = c->dropout, .key = rng_key((uint64_t)b->cfg->run.seed, site), .seq = b->seq, .info = of(g, b->in.info)};
+    struct dropout_rule rule = {
+        .p = c->dropout, .key = rng_key((uint64_t)b->cfg->run.seed, site), .seq = b->seq, .info = of(g, b->in.info)};
     *x = build_real(b, "e", b->rows, c->hidden);
     *dx = build_grad(b, "de", b->rows, c->hidden);
     double bytes = (double)(b->rows * c->hidden) * (double)dtype_bytes(b->dev->real);

@@ -19,31 +19,37 @@ struct gdn {
     int64_t beta_at, alpha_at; /* first columns in in */
 };
 
-static void rule_fwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s)
+static void rule_fwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d,
+                     const struct mixer_slots *s)
 {
     struct graph *g = b->g;
     const struct gdn *r = (const struct gdn *)m;
     struct tensor in = of(g, s->in), qkv = of(g, s->mixed);
-    GRAPH_OP(g, n, PH_FWD, gdn_fwd, .q = mixer_heads(m, qkv, 0, r->key_heads, r->dk), .k = mixer_heads(m, qkv, r->keys, r->key_heads, r->dk),
+    GRAPH_OP(g, n, PH_FWD, gdn_fwd, .q = mixer_heads(m, qkv, 0, r->key_heads, r->dk),
+             .k = mixer_heads(m, qkv, r->keys, r->key_heads, r->dk),
              .v = mixer_heads(m, qkv, 2 * r->keys, m->heads, r->dv), .alpha = mixer_cols(m, in, r->alpha_at, m->heads),
-             .beta = mixer_cols(m, in, r->beta_at, m->heads), .A_log = of(g, d->a_log.w), .dt_bias = of(g, d->dt_bias.w),
-             .doc_start = mixer_docs(b), .start = of(g, b->in.start), .init = of(g, s->state), .final = of(g, s->state),
-             .states = of(g, s->states), .o = mixer_heads(m, of(g, s->y), 0, m->heads, r->dv), .chunk = m->chunk);
+             .beta = mixer_cols(m, in, r->beta_at, m->heads), .A_log = of(g, d->a_log.w),
+             .dt_bias = of(g, d->dt_bias.w), .doc_start = mixer_docs(b), .start = of(g, b->in.start),
+             .init = of(g, s->state), .final = of(g, s->state), .states = of(g, s->states),
+             .o = mixer_heads(m, of(g, s->y), 0, m->heads, r->dv), .chunk = m->chunk);
 }
 
-static void rule_bwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s)
+static void rule_bwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d,
+                     const struct mixer_slots *s)
 {
     struct graph *g = b->g;
     const struct gdn *r = (const struct gdn *)m;
     struct tensor in = of(g, s->in), din = of(g, s->din), qkv = of(g, s->mixed), dqkv = of(g, s->dmixed);
     int64_t k_at = r->keys, v_at = 2 * r->keys;
-    GRAPH_OP(g, n, PH_BWD, gdn_bwd, .d_o = mixer_heads(m, of(g, s->dy), 0, m->heads, r->dv), .q = mixer_heads(m, qkv, 0, r->key_heads, r->dk),
-             .k = mixer_heads(m, qkv, k_at, r->key_heads, r->dk), .v = mixer_heads(m, qkv, v_at, m->heads, r->dv),
-             .alpha = mixer_cols(m, in, r->alpha_at, m->heads), .beta = mixer_cols(m, in, r->beta_at, m->heads), .A_log = of(g, d->a_log.w),
+    GRAPH_OP(g, n, PH_BWD, gdn_bwd, .d_o = mixer_heads(m, of(g, s->dy), 0, m->heads, r->dv),
+             .q = mixer_heads(m, qkv, 0, r->key_heads, r->dk), .k = mixer_heads(m, qkv, k_at, r->key_heads, r->dk),
+             .v = mixer_heads(m, qkv, v_at, m->heads, r->dv), .alpha = mixer_cols(m, in, r->alpha_at, m->heads),
+             .beta = mixer_cols(m, in, r->beta_at, m->heads), .A_log = of(g, d->a_log.w),
              .dt_bias = of(g, d->dt_bias.w), .doc_start = mixer_docs(b), .states = of(g, s->states),
              .dq = mixer_heads(m, dqkv, 0, r->key_heads, r->dk), .dk = mixer_heads(m, dqkv, k_at, r->key_heads, r->dk),
              .dv = mixer_heads(m, dqkv, v_at, m->heads, r->dv), .dalpha = mixer_cols(m, din, r->alpha_at, m->heads),
-             .dbeta = mixer_cols(m, din, r->beta_at, m->heads), .dA_log = of(g, d->a_log.dw), .ddt_bias = of(g, d->dt_bias.dw), .chunk = m->chunk);
+             .dbeta = mixer_cols(m, din, r->beta_at, m->heads), .dA_log = of(g, d->a_log.dw),
+             .ddt_bias = of(g, d->dt_bias.dw), .chunk = m->chunk);
 }
 
 static void sizes(const struct build *b, struct gdn *g)
@@ -76,8 +82,8 @@ static void sizes(const struct build *b, struct gdn *g)
     g->m.width = g->alpha_at + g->m.heads;
 }
 
-/* Sections query, key, value; of the projection in also z, beta, alpha. A rank takes key heads with the value heads that
- * read them. */
+/* Sections query, key, value; of the projection in also z, beta, alpha. A rank takes key heads with the value heads
+ * that read them. */
 static void split_channels(const struct gdn *g, struct param *p, bool projection)
 {
     const struct mixer *m = &g->m;
@@ -144,13 +150,10 @@ static int gdn_declare(struct build *b, struct core_io *io)
     return mixer_declare(b, &g->m, &d, io);
 }
 
-/* ---- options -------------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static bool has_gdn(const struct config *c) { return strchr(c->model.pattern, 'G') != NULL; }
-static bool gdn_heads_missing(const struct config *c)
-{
-    return has_gdn(c) && c->model.gdn_value_heads == 0;
-}
+static bool gdn_heads_missing(const struct config *c) { return has_gdn(c) && c->model.gdn_value_heads == 0; }
 
 static bool gdn_key_heads_do_not_divide(const struct config *c)
 {
@@ -187,7 +190,8 @@ static double gdn_flops(const struct config *cfg, int64_t seq)
 {
     (void)seq;
     const struct config_model *c = &cfg->model;
-    double d = (double)c->hidden, qk = (double)(c->gdn_key_heads * c->gdn_key_dim), v = (double)(c->gdn_value_heads * c->gdn_value_dim);
+    double d = (double)c->hidden, qk = (double)(c->gdn_key_heads * c->gdn_key_dim),
+           v = (double)(c->gdn_value_heads * c->gdn_value_dim);
     double width = 2 * qk + 2 * v + 2 * (double)c->gdn_value_heads;
     return 2 * (d * width + (double)c->gdn_conv * (2 * qk + v) + 4 * v * (double)c->gdn_value_dim + d * v);
 }

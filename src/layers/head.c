@@ -22,7 +22,8 @@ int head_declare(struct build *b, const struct head_io *io)
     graph_scope(g, -1, io->scope);
     b->prefix[0] = '\0';
     struct weight w = head_weight(b, vocab);
-    double rows = (double)b->rows, flops = 2 * rows * (double)d * (double)vocab, size = (double)dtype_bytes(b->dev->real);
+    double rows = (double)b->rows, flops = 2 * rows * (double)d * (double)vocab,
+           size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "head", LANE_COMPUTE, NULL);
     bool main_head = io->scale_index == 0, logits = main_head && (b->mode == BUILD_DECODE || b->want_logits);
     slot_id out = logits ? build_state(b, "logits", tensor_2d(NULL, b->dev->real, b->rows, vocab)) : NO_SLOT;
@@ -39,8 +40,10 @@ int head_declare(struct build *b, const struct head_io *io)
     struct tensor scale = of(g, b->in.scale);
     graph_sum(g, io->dh); /* prediction depths add to it */
     GRAPH_OP(g, n, PH_FWD, xent, .h = of(g, io->h), .w = of(g, w.w), .label = of(g, io->label), .loss = of(g, io->loss),
-             .scale = scale.data != NULL ? tensor_rows(&scale, io->scale_index, 1) : scale, .dh = of(g, training(b) ? io->dh : NO_SLOT),
-             .dw = of(g, w.dw), .logits = of(g, out), .z_loss = b->cfg->train.z_loss, .chunk = chunk);
-    graph_cost(g, n, PH_FWD, training(b) ? 3 * flops : flops, size * ((training(b) ? 2 : 1) * (rows * (double)d + (double)(d * vocab))));
+             .scale = scale.data != NULL ? tensor_rows(&scale, io->scale_index, 1) : scale,
+             .dh = of(g, training(b) ? io->dh : NO_SLOT), .dw = of(g, w.dw), .logits = of(g, out),
+             .z_loss = b->cfg->train.z_loss, .chunk = chunk);
+    graph_cost(g, n, PH_FWD, training(b) ? 3 * flops : flops,
+               size * ((training(b) ? 2 : 1) * (rows * (double)d + (double)(d * vocab))));
     return g->err.code;
 }

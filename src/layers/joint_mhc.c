@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- recompute by blocks ------------------------------------------------------------------------------------------ */
+/* ---- recompute by blocks --------------------------------------------------------------------- */
 
 int64_t mhc_block_layers(int64_t streams, int64_t layers)
 {
@@ -44,7 +44,7 @@ static void drop_stream(struct build *b, slot_id stream, int index, bool last)
         b->g->slots[stream].dropped = true;
 }
 
-/* ---- declaration ------------------------------------------------------------------------------------------------ */
+/* ---- declaration ----------------------------------------------------------------------------- */
 
 static struct joint *sizes(struct build *b)
 {
@@ -54,14 +54,21 @@ static struct joint *sizes(struct build *b)
         return NULL;
     char site[64];
     snprintf(site, sizeof site, "dropout.joint.%d", b->layer);
-    *j = (struct joint){.rule = {.streams = c->mhc_streams, .profile = c->mhc_profile == CFG_MHC_S ? MHC_S : MHC_D,
-                                 .iterations = c->mhc_iterations, .round_bf16 = c->mhc_bf16_coef, .kernels = (enum mhc_kernels)b->cfg->mhc.kernels},
-                        .eps = c->norm_eps, .zero_centered = c->norm_zero_centered, .seq = b->seq,
-                        .dropout = training(b) ? c->dropout : 0, .key = rng_key((uint64_t)b->cfg->run.seed, site)};
+    *j = (struct joint){.rule = {.streams = c->mhc_streams,
+                                 .profile = c->mhc_profile == CFG_MHC_S ? MHC_S : MHC_D,
+                                 .iterations = c->mhc_iterations,
+                                 .round_bf16 = c->mhc_bf16_coef,
+                                 .kernels = (enum mhc_kernels)b->cfg->mhc.kernels},
+                        .eps = c->norm_eps,
+                        .zero_centered = c->norm_zero_centered,
+                        .seq = b->seq,
+                        .dropout = training(b) ? c->dropout : 0,
+                        .key = rng_key((uint64_t)b->cfg->run.seed, site)};
     return j;
 }
 
-static struct weight small(struct build *b, const char *module, const char *name, int64_t n, enum init_kind init, double value)
+static struct weight small(struct build *b, const char *module, const char *name, int64_t n, enum init_kind init,
+                           double value)
 {
     char key[96];
     snprintf(key, sizeof key, "%s.%s", module, name);
@@ -76,7 +83,8 @@ static struct weight small(struct build *b, const char *module, const char *name
  * of a kind in one group ([G*], [-E]), which Megatron does not have, gets a name of its own. */
 static void mapping_module(const struct build *b, char *module, size_t size)
 {
-    static const char *const names[] = {[KEY_PLACE_ALONE] = "hyper_connection", [KEY_PLACE_ATTENTION] = "self_attention_hyper_connection",
+    static const char *const names[] = {[KEY_PLACE_ALONE] = "hyper_connection",
+                                        [KEY_PLACE_ATTENTION] = "self_attention_hyper_connection",
                                         [KEY_PLACE_MLP] = "mlp_hyper_connection"};
     char key[192];
     snprintf(module, size, "%s", names[b->core->keys.place]);
@@ -103,9 +111,13 @@ static struct mapping declare_mapping(struct build *b)
     return m;
 }
 
-/* What a joint begins with: a sublayer to close, one stream (the embedding) that becomes all of them, or streams as they are. */
+/* What a joint begins with: a sublayer to close, one stream (the embedding) that becomes all of them, or streams as
+ * they are. */
 enum start { CLOSES, ENTERS, OPENS };
-static enum start start_of(const struct sublayer *prev) { return prev->f != NO_SLOT ? CLOSES : prev->wide ? OPENS : ENTERS; }
+static enum start start_of(const struct sublayer *prev)
+{
+    return prev->f != NO_SLOT ? CLOSES : prev->wide ? OPENS : ENTERS;
+}
 
 static bool has_health(const struct build *b) { return training(b) && b->ops->mhc_health != NULL; }
 
@@ -115,16 +127,18 @@ static slot_id product_slot(struct build *b)
     return graph_slot(b->g, "product", tensor_2d(NULL, b->dev->wide, MHC_HEALTH_ROWS, n * n));
 }
 
-/* Joints whose health is asked for at once. A stream that is to be dropped should not live until then, and a cut waits for nothing. */
+/* Joints whose health is asked for at once. A stream that is to be dropped should not live until then, and a cut waits
+ * for nothing. */
 static int health_layers(const struct build *b) { return b->streams.stay ? MHC_HEALTH_LAYERS : 1; }
 
-/* Row and column sums, the gain of the product of all mixes so far, and how alike the streams are: of this joint and of those that wait with
- * it. Returns the new product. */
+/* Row and column sums, the gain of the product of all mixes so far, and how alike the streams are: of this joint and of
+ * those that wait with it. Returns the new product. */
 static slot_id declare_health(struct build *b, const struct joint *last, slot_id before)
 {
     struct graph *g = b->g;
     slot_id product = product_slot(b);
-    struct mhc_health_args a = {.layers = last->waiting, .comp_in = of(g, before), .comp = of(g, product), .rule = last->rule};
+    struct mhc_health_args a = {
+        .layers = last->waiting, .comp_in = of(g, before), .comp = of(g, product), .rule = last->rule};
     const struct joint *j = last;
     for (int l = last->waiting - 1; l >= 0; l--, j = j->before) {
         a.layer[l] = (struct mhc_health_layer){.coef = of(g, j->coef), .y = of(g, j->stream)};
@@ -135,7 +149,9 @@ static slot_id declare_health(struct build *b, const struct joint *last, slot_id
      * done with, and streams that are recomputed later would share no memory. */
     int node = graph_node(g, "health", LANE_COMPUTE, last);
     graph_op(g, node, PH_FWD, &mhc_health_desc, &a);
-    graph_cost(g, node, PH_FWD, 0, (double)(MHC_HEALTH_ROWS * last->rule.streams * b->cfg->model.hidden * last->waiting) * (double)dtype_bytes(b->dev->real));
+    graph_cost(g, node, PH_FWD, 0,
+               (double)(MHC_HEALTH_ROWS * last->rule.streams * b->cfg->model.hidden * last->waiting) *
+                   (double)dtype_bytes(b->dev->real));
     return product;
 }
 
@@ -152,13 +168,15 @@ static slot_id settle_health(struct build *b, const struct sublayer *prev)
     return waiting != NULL ? declare_health(b, waiting, prev->aux[AUX_PRODUCT]) : prev->aux[AUX_PRODUCT];
 }
 
-static void add_health(struct build *b, const struct parts *p, const struct sublayer *prev, struct sublayer *next, int node)
+static void add_health(struct build *b, const struct parts *p, const struct sublayer *prev, struct sublayer *next,
+                       int node)
 {
     next->aux[AUX_PRODUCT] = prev->aux[AUX_PRODUCT];
     next->aux[AUX_HEALTH] = 0;
     if (!has_health(b) || b->g->err.code != ST_OK)
         return;
-    static const char *const tags[MHC_HEALTH_ITEMS] = {"mhc row error", "mhc column error", "mhc gain forward", "mhc gain backward", "mhc stream similarity"};
+    static const char *const tags[MHC_HEALTH_ITEMS] = {"mhc row error", "mhc column error", "mhc gain forward",
+                                                       "mhc gain backward", "mhc stream similarity"};
     for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
         p->j->health[i] = build_metric(b, tags[i], 1);
     p->j->stream = p->stream;
@@ -171,13 +189,16 @@ static void add_health(struct build *b, const struct parts *p, const struct subl
         next->aux[AUX_HEALTH] = node + 1;
 }
 
-void mhc_declare_combine(struct build *b, const struct parts *p, const struct sublayer *prev, int node, enum phase_id ph)
+void mhc_declare_combine(struct build *b, const struct parts *p, const struct sublayer *prev, int node,
+                         enum phase_id ph)
 {
     struct tensor coef = of(b->g, prev->aux[AUX_COEF]);
     double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams);
-    GRAPH_OP(b->g, node, ph, mhc_combine_fwd, .x = of(b->g, prev->x), .f = of(b->g, prev->f), .post = post_of(p->j, &coef),
-             .res = res_of(p->j, &coef), .y = of(b->g, p->stream), .rule = p->j->rule, .drop = drop_rule(b->g, p));
-    graph_cost(b->g, node, ph, 2 * wide * (double)(p->j->rule.streams + 1), 2.25 * wide * (double)dtype_bytes(b->dev->real));
+    GRAPH_OP(b->g, node, ph, mhc_combine_fwd, .x = of(b->g, prev->x), .f = of(b->g, prev->f),
+             .post = post_of(p->j, &coef), .res = res_of(p->j, &coef), .y = of(b->g, p->stream), .rule = p->j->rule,
+             .drop = drop_rule(b->g, p));
+    graph_cost(b->g, node, ph, 2 * wide * (double)(p->j->rule.streams + 1),
+               2.25 * wide * (double)dtype_bytes(b->dev->real));
     if (ph == PH_REPLAY)
         graph_replay(b->g, p->stream, node);
 }
@@ -186,17 +207,26 @@ void mhc_declare_combine(struct build *b, const struct parts *p, const struct su
 static void declare_expand_replay(struct build *b, const struct parts *p, const struct sublayer *prev, int node)
 {
     GRAPH_OP(b->g, node, PH_REPLAY, mhc_expand_fwd, .x = of(b->g, prev->x), .y = of(b->g, p->stream));
-    graph_cost(b->g, node, PH_REPLAY, 0, (double)(b->rows * b->cfg->model.hidden * (p->j->rule.streams + 1)) * (double)dtype_bytes(b->dev->real));
+    graph_cost(b->g, node, PH_REPLAY, 0,
+               (double)(b->rows * b->cfg->model.hidden * (p->j->rule.streams + 1)) * (double)dtype_bytes(b->dev->real));
     graph_replay(b->g, p->stream, node);
 }
 
 static void declare_replays(struct build *b, const struct parts *p, const struct sublayer *prev)
 {
     struct graph *g = b->g;
-    double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
+    double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams),
+           size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "replay_norm", LANE_COMPUTE, p->j);
-    const struct mhc_boundary_fwd_args again = {.x = of(g, p->stream), .gain = of(g, p->gain.w), .stat = of(g, p->stat), .coef = of(g, p->coef), .h = of(g, p->norm),
-                                                .rule = p->j->rule, .eps = p->j->eps, .zero_centered = p->j->zero_centered, .reuse = true};
+    const struct mhc_boundary_fwd_args again = {.x = of(g, p->stream),
+                                                .gain = of(g, p->gain.w),
+                                                .stat = of(g, p->stat),
+                                                .coef = of(g, p->coef),
+                                                .h = of(g, p->norm),
+                                                .rule = p->j->rule,
+                                                .eps = p->j->eps,
+                                                .zero_centered = p->j->zero_centered,
+                                                .reuse = true};
     graph_op(g, n, PH_REPLAY, &mhc_boundary_again_desc, &again);
     graph_cost(g, n, PH_REPLAY, 3 * wide, 1.25 * wide * size);
     graph_replay(g, p->norm, n);
@@ -212,7 +242,8 @@ static void declare_replays(struct build *b, const struct parts *p, const struct
 static void declare_expand(struct build *b, const struct parts *p, const struct sublayer *prev, slot_id dstream)
 {
     struct graph *g = b->g;
-    double bytes = (double)(b->rows * b->cfg->model.hidden * (p->j->rule.streams + 1)) * (double)dtype_bytes(b->dev->real);
+    double bytes =
+        (double)(b->rows * b->cfg->model.hidden * (p->j->rule.streams + 1)) * (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "expand", LANE_COMPUTE, p->j);
     GRAPH_OP(g, n, PH_FWD, mhc_expand_fwd, .x = of(g, prev->x), .y = of(g, p->stream));
     graph_cost(g, n, PH_FWD, 0, bytes);
@@ -223,8 +254,10 @@ static void declare_expand(struct build *b, const struct parts *p, const struct 
     graph_cost(g, n, PH_BWD, bytes / (double)dtype_bytes(b->dev->real), bytes);
 }
 
-/* Nodes of the boundary: its backward pass, and the gradients of its parameters. Returns whether something of it can be made before its turn. */
-static bool declare_boundary_bwd(struct build *b, const struct parts *p, const struct sublayer *prev, const struct sublayer *next, int n)
+/* Nodes of the boundary: its backward pass, and the gradients of its parameters. Returns whether something of it can be
+ * made before its turn. */
+static bool declare_boundary_bwd(struct build *b, const struct parts *p, const struct sublayer *prev,
+                                 const struct sublayer *next, int n)
 {
     struct graph *g = b->g;
     const struct mapping *m = &p->map;
@@ -234,13 +267,29 @@ static bool declare_boundary_bwd(struct build *b, const struct parts *p, const s
     double rows = (double)b->rows, k = (double)wide, size = (double)dtype_bytes(b->dev->real);
     double map = 2 * rows * k * (double)logits, mix = 2 * rows * k * (double)(p->j->rule.streams + 1);
     slot_id dz = build_wide_grad(b, "dz", b->rows, logits);
-    struct mhc_boundary_bwd_args a = {
-        .dh = of(g, next->dh), .dy = of(g, next->dx), .dcoef = of(g, next->aux[AUX_DCOEF]), .y = of(g, p->stream), .stat = of(g, p->stat),
-        .coef = of(g, p->coef), .gain = of(g, p->gain.w), .w = of(g, m->w.w), .a_pre = of(g, m->a_pre.w), .a_post = of(g, m->a_post.w),
-        .a_res = of(g, m->a_res.w), .beta = of(g, m->beta.w), .x = of(g, start == OPENS ? NO_SLOT : prev->x), .f = of(g, prev->f),
-        .coef_in = of(g, closes ? prev->aux[AUX_COEF] : NO_SLOT), .dx = of(g, prev->dx), .df = of(g, closes ? prev->df : NO_SLOT),
-        .dcoef_in = of(g, closes ? prev->aux[AUX_DCOEF] : NO_SLOT), .dz = of(g, dz), .dgain = of(g, p->gain.dw), .rule = p->j->rule,
-        .drop = drop_rule(g, p), .zero_centered = p->j->zero_centered};
+    struct mhc_boundary_bwd_args a = {.dh = of(g, next->dh),
+                                      .dy = of(g, next->dx),
+                                      .dcoef = of(g, next->aux[AUX_DCOEF]),
+                                      .y = of(g, p->stream),
+                                      .stat = of(g, p->stat),
+                                      .coef = of(g, p->coef),
+                                      .gain = of(g, p->gain.w),
+                                      .w = of(g, m->w.w),
+                                      .a_pre = of(g, m->a_pre.w),
+                                      .a_post = of(g, m->a_post.w),
+                                      .a_res = of(g, m->a_res.w),
+                                      .beta = of(g, m->beta.w),
+                                      .x = of(g, start == OPENS ? NO_SLOT : prev->x),
+                                      .f = of(g, prev->f),
+                                      .coef_in = of(g, closes ? prev->aux[AUX_COEF] : NO_SLOT),
+                                      .dx = of(g, prev->dx),
+                                      .df = of(g, closes ? prev->df : NO_SLOT),
+                                      .dcoef_in = of(g, closes ? prev->aux[AUX_DCOEF] : NO_SLOT),
+                                      .dz = of(g, dz),
+                                      .dgain = of(g, p->gain.dw),
+                                      .rule = p->j->rule,
+                                      .drop = drop_rule(g, p),
+                                      .zero_centered = p->j->zero_centered};
     /* Where the backward pass leaves products of the stream for the gradient of w, if the device does that. */
     bool multiplied = b->ops->mhc_boundary_products != NULL && b->ops->mhc_boundary_products(&a);
     int64_t ready = b->ops->mhc_boundary_prepare_bytes != NULL ? b->ops->mhc_boundary_prepare_bytes(&a) : 0;
@@ -250,9 +299,10 @@ static bool declare_boundary_bwd(struct build *b, const struct parts *p, const s
     if (start != ENTERS)
         graph_inplace(g, n, PH_BWD, next->dx, prev->dx); /* the gradient that came in becomes the one that goes out */
     graph_cost(g, n, PH_BWD, (multiplied ? 2 : 1) * map + 2 * mix + 10 * rows * k, 5 * rows * k * size);
-    GRAPH_OP(g, n, PH_DW, mhc_boundary_dw, .dz = a.dz, .stat = a.stat, .y = a.y, .products = a.products, .a_pre = a.a_pre, .a_post = a.a_post,
-             .a_res = a.a_res, .dw = of(g, m->w.dw), .da_pre = of(g, m->a_pre.dw), .da_post = of(g, m->a_post.dw), .da_res = of(g, m->a_res.dw),
-             .dbeta = of(g, m->beta.dw), .rule = p->j->rule);
+    GRAPH_OP(g, n, PH_DW, mhc_boundary_dw, .dz = a.dz, .stat = a.stat, .y = a.y, .products = a.products,
+             .a_pre = a.a_pre, .a_post = a.a_post, .a_res = a.a_res, .dw = of(g, m->w.dw), .da_pre = of(g, m->a_pre.dw),
+             .da_post = of(g, m->a_post.dw), .da_res = of(g, m->a_res.dw), .dbeta = of(g, m->beta.dw),
+             .rule = p->j->rule);
     graph_cost(g, n, PH_DW, multiplied ? 0 : map, multiplied ? 12 * k * (double)logits : rows * k * size);
     return ready > 0;
 }
@@ -262,14 +312,18 @@ static int declare_boundary(struct build *b, const struct parts *p, const struct
     struct graph *g = b->g;
     const struct mapping *m = &p->map;
     bool closes = start_of(prev) == CLOSES;
-    double rows = (double)b->rows, k = (double)(b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
-    double map = 2 * rows * k * (double)mhc_logits(p->j->rule.streams), mix = 2 * rows * k * (double)(p->j->rule.streams + 1);
+    double rows = (double)b->rows, k = (double)(b->cfg->model.hidden * p->j->rule.streams),
+           size = (double)dtype_bytes(b->dev->real);
+    double map = 2 * rows * k * (double)mhc_logits(p->j->rule.streams),
+           mix = 2 * rows * k * (double)(p->j->rule.streams + 1);
     slot_id made = start_of(prev) == OPENS ? NO_SLOT : p->stream;
     int n = graph_node(g, "joint", LANE_COMPUTE, p->j);
-    GRAPH_OP(g, n, PH_FWD, mhc_boundary_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .coef_in = of(g, closes ? prev->aux[AUX_COEF] : NO_SLOT),
-             .w = of(g, m->w.w), .a_pre = of(g, m->a_pre.w), .a_post = of(g, m->a_post.w), .a_res = of(g, m->a_res.w), .beta = of(g, m->beta.w),
-             .gain = of(g, p->gain.w), .y = of(g, made), .stat = of(g, p->stat), .coef = of(g, p->coef), .h = of(g, p->norm), .rule = p->j->rule,
-             .drop = drop_rule(g, p), .eps = p->j->eps, .zero_centered = p->j->zero_centered);
+    GRAPH_OP(g, n, PH_FWD, mhc_boundary_fwd, .x = of(g, prev->x), .f = of(g, prev->f),
+             .coef_in = of(g, closes ? prev->aux[AUX_COEF] : NO_SLOT), .w = of(g, m->w.w), .a_pre = of(g, m->a_pre.w),
+             .a_post = of(g, m->a_post.w), .a_res = of(g, m->a_res.w), .beta = of(g, m->beta.w),
+             .gain = of(g, p->gain.w), .y = of(g, made), .stat = of(g, p->stat), .coef = of(g, p->coef),
+             .h = of(g, p->norm), .rule = p->j->rule, .drop = drop_rule(g, p), .eps = p->j->eps,
+             .zero_centered = p->j->zero_centered);
     if (closes)
         graph_inplace(g, n, PH_FWD, prev->x, made); /* where no backward step reads it: eval, decode */
     graph_cost(g, n, PH_FWD, map + mix + 4 * rows * k, 2.5 * rows * k * size);
@@ -277,7 +331,8 @@ static int declare_boundary(struct build *b, const struct parts *p, const struct
     return n;
 }
 
-/* The backward pass through Sinkhorn of the joint in front of prev's core: as soon as the joint behind it has its gradient, beside the core's own backward pass. */
+/* The backward pass through Sinkhorn of the joint in front of prev's core: as soon as the joint behind it has its
+ * gradient, beside the core's own backward pass. */
 static void declare_ready(struct build *b, const struct sublayer *prev)
 {
     if (prev->f == NO_SLOT || prev->aux[AUX_READY] == 0 || b->g->err.code != ST_OK)
@@ -286,8 +341,18 @@ static void declare_ready(struct build *b, const struct sublayer *prev)
     const struct mhc_boundary_bwd_args *a = graph_call(g, prev->aux[AUX_READY] - 1, PH_BWD, &mhc_boundary_bwd_desc);
     if (a == NULL)
         return;
-    struct mhc_boundary_bwd_args r = {.dcoef = a->dcoef, .stat = a->stat, .coef = a->coef, .w = a->w, .a_pre = a->a_pre, .a_post = a->a_post,
-                                      .a_res = a->a_res, .beta = a->beta, .dx = a->y, .f = a->dh, .ready = a->ready, .rule = a->rule};
+    struct mhc_boundary_bwd_args r = {.dcoef = a->dcoef,
+                                      .stat = a->stat,
+                                      .coef = a->coef,
+                                      .w = a->w,
+                                      .a_pre = a->a_pre,
+                                      .a_post = a->a_post,
+                                      .a_res = a->a_res,
+                                      .beta = a->beta,
+                                      .dx = a->y,
+                                      .f = a->dh,
+                                      .ready = a->ready,
+                                      .rule = a->rule};
     r.dx.data = r.f.data = NULL; /* only shapes */
     int n = graph_node(g, "sinkhorn", LANE_SIDE, NULL);
     graph_op(g, n, PH_BWD, &mhc_boundary_prepare_desc, &r);
@@ -313,14 +378,18 @@ static int declare_open(struct build *b, struct parts *p, const struct sublayer 
     return b->g->err.code;
 }
 
-static int mhc_declare(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last)
+static int mhc_declare(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key,
+                       bool last)
 {
     const struct config_model *c = &b->cfg->model;
     struct parts p = {.j = sizes(b)};
     if (p.j == NULL)
         return ST_NOMEM;
-    if (b->dev->kind != DEV_CUDA && (p.j->rule.kernels == MHC_KERNELS_PRIMITIVE || p.j->rule.kernels == MHC_KERNELS_REF))
-        return err_set(b->e, ST_USAGE, "mhc.kernels = primitive or ref needs a GPU: device '%s' has fused hyper-connections only", b->ops->name);
+    if (b->dev->kind != DEV_CUDA &&
+        (p.j->rule.kernels == MHC_KERNELS_PRIMITIVE || p.j->rule.kernels == MHC_KERNELS_REF))
+        return err_set(b->e, ST_USAGE,
+                       "mhc.kernels = primitive or ref needs a GPU: device '%s' has fused hyper-connections only",
+                       b->ops->name);
     bool closes = prev->f != NO_SLOT;
     graph_scope(b->g, b->layer, "joint");
     declare_ready(b, prev);
@@ -374,7 +443,7 @@ static void mhc_arrive(struct build *b, struct sublayer *entry)
         entry->aux[AUX_PRODUCT] = product_slot(b);
 }
 
-/* ---- dropped streams of several layers by one replay ------------------------------------------------------------------- */
+/* ---- dropped streams of several layers by one replay ----------------------------------------- */
 
 /* How layers are combined into this slot when it is recomputed; NULL: it is kept, or made in another way. */
 static const struct mhc_combine_fwd_args *combine_of(const struct graph *g, slot_id s)
@@ -382,8 +451,10 @@ static const struct mhc_combine_fwd_args *combine_of(const struct graph *g, slot
     return g->slots[s].dropped ? graph_call(g, g->slots[s].replay, PH_REPLAY, &mhc_combine_fwd_desc) : NULL;
 }
 
-/* Does `next` go on where `last` ended? One whose core's output is recomputed too cannot: that needs the stream before it. */
-static bool goes_on(const struct graph *g, const struct mhc_combine_fwd_args *last, const struct mhc_combine_fwd_args *next)
+/* Does `next` go on where `last` ended? One whose core's output is recomputed too cannot: that needs the stream before
+ * it. */
+static bool goes_on(const struct graph *g, const struct mhc_combine_fwd_args *last,
+                    const struct mhc_combine_fwd_args *next)
 {
     return next->x.data == last->y.data && !g->slots[graph_slot_of(&next->f)].dropped;
 }
@@ -424,15 +495,17 @@ static void join_replays(struct graph *g, const struct mhc_combine_fwd_args *con
         graph_replay(g, graph_slot_of(&run[l]->y), node);
 }
 
-/* The first reader of a block's dropped streams is the joint behind them, so all of them are made before any is done with, one by one or
- * together: what is joined here takes no more memory. Streams of a part are declared in the order in which they follow each other. */
+/* The first reader of a block's dropped streams is the joint behind them, so all of them are made before any is done
+ * with, one by one or together: what is joined here takes no more memory. Streams of a part are declared in the order
+ * in which they follow each other. */
 static int mhc_settle(struct build *b)
 {
     struct graph *g = b->g;
     bool *read = NULL;
     const struct mhc_combine_fwd_args *run[MHC_REBUILD_LAYERS];
     int n = 0, kernels = b->cfg->mhc.kernels;
-    if (!b->cfg->mhc.rebuild || b->ops->mhc_rebuild == NULL || kernels == CFG_MHC_KERNELS_PRIMITIVE || kernels == CFG_MHC_KERNELS_REF)
+    if (!b->cfg->mhc.rebuild || b->ops->mhc_rebuild == NULL || kernels == CFG_MHC_KERNELS_PRIMITIVE ||
+        kernels == CFG_MHC_KERNELS_REF)
         return ST_OK;
     TRY(mem_array((void **)&read, (size_t)g->n_slots + 1, sizeof *read, &g->err));
     find_readers(g, read);
@@ -451,7 +524,7 @@ static int mhc_settle(struct build *b)
     return g->err.code;
 }
 
-/* ---- options -------------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static bool has_streams(const struct config *c) { return c->model.mhc_streams > 0; }
 static bool on_gpu(const struct config *c) { return c->run.device == CFG_DEVICE_CUDA; }
@@ -465,13 +538,14 @@ static bool one_stream(const struct config *c) { return c->model.mhc_streams == 
 static bool mhc_options_without_mhc(const struct config *c)
 {
     const struct config_model *m = &c->model;
-    return m->mhc_streams == 0 && (m->mhc_profile != CFG_MHC_D || m->mhc_iterations != 20 || m->mhc_gating != 0.01 ||
-                                   m->mhc_bf16_coef);
+    return m->mhc_streams == 0 &&
+           (m->mhc_profile != CFG_MHC_D || m->mhc_iterations != 20 || m->mhc_gating != 0.01 || m->mhc_bf16_coef);
 }
 
 static bool recompute_mhc_without_streams(const struct config *c)
 {
-    return c->model.mhc_streams == 0 && (str_has_word(c->plan.recompute, "mhc") || c->mhc.kernels != CFG_MHC_KERNELS_AUTO || !c->mhc.rebuild);
+    return c->model.mhc_streams == 0 &&
+           (str_has_word(c->plan.recompute, "mhc") || c->mhc.kernels != CFG_MHC_KERNELS_AUTO || !c->mhc.rebuild);
 }
 
 static bool block_without_streams(const struct config *c)
@@ -503,7 +577,8 @@ static const struct rule mhc_rules[] = {
 const struct joint_kind joint_mhc = {
     .name = "mhc",
     .options = {KIND_ROWS(uses, mhc_uses), KIND_ROWS(rules, mhc_rules)},
-    .recompute = {{"layernorm", {"norm"}}, {"mhc", {"joint.norm"}}}, /* mhc: and streams, which the joint drops itself, block by block */
+    /* mhc: and streams, which the joint drops itself, block by block */
+    .recompute = {{"layernorm", {"norm"}}, {"mhc", {"joint.norm"}}},
     .chosen = has_streams,
     .declare = mhc_declare,
     .close = mhc_close,

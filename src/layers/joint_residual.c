@@ -18,11 +18,14 @@ static struct dropout_rule drop_rule(const struct build *b, bool closes)
         return (struct dropout_rule){0};
     char site[64];
     snprintf(site, sizeof site, "dropout.joint.%d", b->layer);
-    return (struct dropout_rule){.p = b->cfg->model.dropout, .key = rng_key((uint64_t)b->cfg->run.seed, site), .seq = b->seq,
+    return (struct dropout_rule){.p = b->cfg->model.dropout,
+                                 .key = rng_key((uint64_t)b->cfg->run.seed, site),
+                                 .seq = b->seq,
                                  .info = of(b->g, b->in.info)};
 }
 
-static int residual_declare(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last)
+static int residual_declare(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key,
+                            bool last)
 {
     struct graph *g = b->g;
     bool closes = prev->f != NO_SLOT, drops = drops_out(b);
@@ -93,7 +96,8 @@ static int residual_close(struct build *b, const struct sublayer *prev, struct s
     graph_cost(g, n, PH_FWD, elems, 3 * elems * size);
     if (!training(b))
         return g->err.code;
-    GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .ds = of(g, next->dx), .dx = of(g, prev->dx), .df = of(g, prev->df != prev->dx ? prev->df : NO_SLOT), .drop = drop);
+    GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .ds = of(g, next->dx), .dx = of(g, prev->dx),
+             .df = of(g, prev->df != prev->dx ? prev->df : NO_SLOT), .drop = drop);
     graph_inplace(g, n, PH_BWD, next->dx, prev->dx);
     graph_cost(g, n, PH_BWD, elems, 2 * elems * size);
     return g->err.code;

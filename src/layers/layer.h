@@ -95,18 +95,20 @@ struct update_list {
 /* The inputs of a microbatch and the scalars of a step: slots made by the stack, read by layers. */
 struct batch_slots {
     slot_id token, label, pos, doc_start; /* I32 [rows] */
-    slot_id info;  /* I64 [4]: step, first sample; where something is drawn: dropout, router noise */
-    slot_id start; /* I64 [1]: decoding */
-    slot_id scale; /* F64 [1 + MTP depths]: of the loss gradients */
+    slot_id info;     /* I64 [4]: step, first sample; where something is drawn: dropout, router noise */
+    slot_id start;    /* I64 [1]: decoding */
+    slot_id scale;    /* F64 [1 + MTP depths]: of the loss gradients */
     slot_id mb_share; /* F64 [1]: 1 / microbatches of a step; scales losses that are means over one */
-    slot_id loss;  /* F64 [2], persistent: sum of nll, number of labels */
+    slot_id loss;     /* F64 [2], persistent: sum of nll, number of labels */
 };
 
-/* How the residual streams of a joint with several are kept in training; made from plan.recompute_block by model/policy.c. */
+/* How the residual streams of a joint with several are kept in training; made from plan.recompute_block by
+ * model/policy.c. */
 struct stream_policy {
-    int64_t every; /* the stream in front of every so many layers is kept, those between are recomputed; 0: all are kept */
-    bool by_unit;  /* `every` counts units (groups of a grouped pattern), else joints */
-    bool stay;     /* nothing in the policy may drop a stream */
+    /* the stream in front of every so many layers is kept, those between are recomputed; 0: all are kept */
+    int64_t every;
+    bool by_unit; /* `every` counts units (groups of a grouped pattern), else joints */
+    bool stay;    /* nothing in the policy may drop a stream */
 };
 
 struct build {
@@ -128,16 +130,16 @@ struct build {
     struct batch_slots in;
     struct stream_policy streams;
     const struct core_kind *core; /* of the layer */
-    int layer;      /* physical layer, 0-based; MTP layers go on counting: names are unique */
-    int number;     /* 1-based among the layers with this symbol: "every k-th attention layer" */
-    int n_layers;   /* symbols in the pattern */
+    int layer;                    /* physical layer, 0-based; MTP layers go on counting: names are unique */
+    int number;                   /* 1-based among the layers with this symbol: "every k-th attention layer" */
+    int n_layers;                 /* symbols in the pattern */
     int unit; /* what plan.recompute_block counts, from the part's begin: groups of a grouped pattern, else layers */
-    bool unit_start; /* the layer is the first of its unit */
-    int n_depths;   /* of multi-token prediction, whatever the mode */
-    char prefix[64]; /* key prefix of the layer: "decoder.layers.3." */
+    bool unit_start;                 /* the layer is the first of its unit */
+    int n_depths;                    /* of multi-token prediction, whatever the mode */
+    char prefix[64];                 /* key prefix of the layer: "decoder.layers.3." */
     struct known_codes *known_codes; /* activations whose FP8 codes are declared already (linear8.c) */
     bool want_logits;
-    slot_id logits; /* head output in decode mode, or with want_logits */
+    slot_id logits;           /* head output in decode mode, or with want_logits */
     struct adapter *adapters; /* lora.c: those declared so far, newest first */
     struct err *e;
 };
@@ -146,8 +148,8 @@ struct build {
 struct code_slots {
     slot_id q, qs, t, ts;
 };
-/* A weight and its gradient; both NO_SLOT when absent (no bias). dw is NO_SLOT unless training. codes: products take these
- * instead of w, which then is fp32. */
+/* A weight and its gradient; both NO_SLOT when absent (no bias). dw is NO_SLOT unless training. codes: products take
+ * these instead of w, which then is fp32. */
 struct weight {
     slot_id w, dw;
     int param; /* row of the parameter table */
@@ -155,7 +157,8 @@ struct weight {
 };
 /* name is appended to the layer's prefix unless it is a whole key (b->prefix empty). */
 struct weight build_weight(struct build *b, const struct param *decl);
-/* The weight of a linear layer: with gpu.precision=fp8 it has codes, unless gpu.fp8_keep names it or its sizes forbid (linear8.c). */
+/* The weight of a linear layer: with gpu.precision=fp8 it has codes, unless gpu.fp8_keep names it or its sizes forbid
+ * (linear8.c). */
 struct weight build_linear_weight(struct build *b, const struct param *decl);
 struct weight no_weight(void);
 /* Declarations of the common kinds. */
@@ -168,16 +171,16 @@ slot_id build_real(struct build *b, const char *name, int64_t rows, int64_t cols
 slot_id build_wide(struct build *b, const char *name, int64_t rows, int64_t cols); /* activation in the wide type */
 slot_id build_grad(struct build *b, const char *name, int64_t rows, int64_t cols); /* NO_SLOT unless training */
 slot_id build_wide_grad(struct build *b, const char *name, int64_t rows, int64_t cols); /* NO_SLOT unless training */
-slot_id build_work(struct build *b, const char *name, int64_t bytes); /* NO_SLOT if 0 bytes */
-slot_id build_table(struct build *b, const char *name, struct tensor shape,
-                    void (*fill)(struct tensor *, const void *), const void *arg); /* shared by full name */
+slot_id build_work(struct build *b, const char *name, int64_t bytes);                   /* NO_SLOT if 0 bytes */
+slot_id build_table(struct build *b, const char *name, struct tensor shape, void (*fill)(struct tensor *, const void *),
+                    const void *arg);                                        /* shared by full name */
 slot_id build_state(struct build *b, const char *name, struct tensor shape); /* zeroed, persistent */
-slot_id build_metric(struct build *b, const char *tag, int64_t n); /* NO_SLOT unless training; ADDS() to it */
+slot_id build_metric(struct build *b, const char *tag, int64_t n);           /* NO_SLOT unless training; ADDS() to it */
 /* Training only; the strings and self must live as long as the graph (graph_own). */
 void build_update(struct build *b, const struct update_decl *u);
 static inline bool training(const struct build *b) { return b->mode == BUILD_TRAIN; }
 
-/* ---- linear: y = x W^T + bias, the block most cores are made of ------------------------------------- */
+/* ---- linear: y = x W^T + bias, the block most cores are made of ------------------------------ */
 
 enum { LINEAR_MAX_PARTS = 3 };
 struct linear {
@@ -188,7 +191,7 @@ struct linear {
         const char *name;
         int64_t rows;
     } part[LINEAR_MAX_PARTS]; /* up to the first without a name; none: one projection */
-    bool plain; /* never adapted: routers */
+    bool plain;               /* never adapted: routers */
 };
 int linear_declare(struct build *b, const char *name, const struct linear *l); /* node */
 /* The same in two halves, between which a core may append to the forward phase what is to be recomputed with it. */
@@ -197,7 +200,8 @@ void linear_backward(struct build *b, int node, const struct linear *l);
 /* LoRA (lora.c): the adapters of a linear layer, in its own node. */
 void lora_forward(struct build *b, int node, const struct linear *l, const char *name);
 void lora_backward(struct build *b, int node, const struct linear *l);
-/* Does this word of lora.targets name (a part of) the linear layer with this weight? part: NULL or "" if it has none. */
+/* Does this word of lora.targets name (a part of) the linear layer with this weight? part: NULL or "" if it has none.
+ * */
 bool lora_names(const char *word, const char *weight_key, const char *part);
 bool attention_draws(const struct config *c); /* random numbers, for the dropout of attention weights */
 /* Dropout of the attention weights of this layer; without it p is 0 and info absent. */
@@ -206,8 +210,8 @@ struct dropout_rule attention_dropout(const struct build *b);
 
 /* Declared before the node that reads them; the codes of one activation are shared by all its readers. */
 struct code_slots activation_codes(struct build *b, slot_id x);
-/* For a node that makes codes instead of the activation, or of the gradient, x: declared before any linear layer that reads x, which
- * then is not written. Its node can make them again. */
+/* For a node that makes codes instead of the activation, or of the gradient, x: declared before any linear layer that
+ * reads x, which then is not written. Its node can make them again. */
 struct code_slots declare_known(struct build *b, slot_id x, enum dtype type);
 struct code_slots known_codes(const struct build *b, slot_id x); /* NO_SLOT: none */
 void codes_again(struct build *b, int node, const struct code_slots *c);
@@ -232,11 +236,11 @@ void weight_codes(struct build *b, struct param_entry *row, struct weight *w);
 /* RoPE settings of the model for `dim` rotated channels. */
 struct rope_config rope_from_config(const struct config *cfg, int64_t dim);
 
-/* ---- norm: RMSNorm or LayerNorm of whole rows, as model.norm says ------------------------------------- */
+/* ---- norm: RMSNorm or LayerNorm of whole rows, as model.norm says ---------------------------- */
 
 struct norm {
-    struct weight w, b;  /* gain; bias of a LayerNorm */
-    slot_id mean, rstd;  /* [rows]; mean: LayerNorm only */
+    struct weight w, b; /* gain; bias of a LayerNorm */
+    slot_id mean, rstd; /* [rows]; mean: LayerNorm only */
     double eps;
     bool layer, zero_centered;
 };
@@ -249,14 +253,14 @@ void norm_forward(struct graph *g, int node, enum phase_id ph, const struct norm
 void norm_backward(struct graph *g, int node, const struct norm *n, struct tensor dy, struct tensor x,
                    struct tensor dres, struct tensor dx);
 
-/* ---- cores -------------------------------------------------------------------------------------------- */
+/* ---- cores ----------------------------------------------------------------------------------- */
 
 struct core_io {
     slot_id h, f;   /* in, out */
     slot_id df, dh; /* gradient of f (read), of h (write) */
 };
 
-/* ---- joints --------------------------------------------------------------------------------------------- */
+/* ---- joints ---------------------------------------------------------------------------------- */
 
 /* What a joint opens and the next one closes. */
 struct sublayer {
@@ -273,7 +277,7 @@ struct sublayer sublayer_entry(slot_id x, slot_id dx, bool wide);
  * block, n C a token, and (n + 2) C a layer for the block being replayed (paper, eq. 20). */
 int64_t mhc_block_layers(int64_t streams, int64_t layers);
 
-/* ---- pipeline cuts ---------------------------------------------------------------------------------------- */
+/* ---- pipeline cuts --------------------------------------------------------------------------- */
 
 /* Segment `before` of the model ends here, or the one after it begins here: the closed stream goes to the rank of the
  * next segment, its gradient comes back. Nodes "cutN.out" and "cutN.in" on the communication lane. */
@@ -284,7 +288,7 @@ struct cut_place {
 int cut_out_declare(struct build *b, const struct cut_place *at, const struct sublayer *closed);
 int cut_in_declare(struct build *b, const struct cut_place *at, const struct joint_kind *joint, struct sublayer *entry);
 
-/* ---- ends ----------------------------------------------------------------------------------------------- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 /* The embedding's weight, which a tied head, a prediction depth and another stage may share. */
 struct param embedding_param(const struct build *b);
@@ -295,17 +299,18 @@ int embed_declare(struct build *b, const char *scope, slot_id token, slot_id pos
 struct head_io {
     const char *scope;
     slot_id h, dh, label;
-    slot_id loss;       /* F64 [2], persistent */
+    slot_id loss;        /* F64 [2], persistent */
     int64_t scale_index; /* which of the batch's loss scales */
 };
 int head_declare(struct build *b, const struct head_io *io);
 /* One depth of multi-token prediction: from the hidden state, tokens and labels of the depth before it
  * (updated to this depth's) to the input of its own stack. */
 struct mtp_io {
-    slot_id h, dh;        /* of the depth before: normed output, or with streams > 1 the streams before their contraction */
-    int64_t streams;      /* of h and x */
+    /* of the depth before: normed output, or with streams > 1 the streams before their contraction */
+    slot_id h, dh;
+    int64_t streams;           /* of h and x */
     slot_id token, label, pos; /* in: of the depth before; out: shifted */
-    slot_id x, dx;        /* out: input of the depth's stack */
+    slot_id x, dx;             /* out: input of the depth's stack */
 };
 int mtp_declare(struct build *b, int depth, struct mtp_io *io);
 

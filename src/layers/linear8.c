@@ -31,7 +31,7 @@ struct code_rule code_rule(const struct config *cfg)
                               .grad = cfg->gpu.fp8_grad == CFG_FP8_GRAD_E5M2 ? DT_F8_E5M2 : DT_F8_E4M3};
 }
 
-/* ---- weights -------------------------------------------------------------------------------- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 /* GPUs multiply codes whose rows are multiples of 16 bytes; other devices keep to it, so that the model is the same. */
 enum { LEAST_MULTIPLE = 16 };
@@ -85,7 +85,7 @@ void weight_codes(struct build *b, struct param_entry *row, struct weight *w)
     w->codes.ts = code_slot(b, row, 3, "scales_t", f8_scales(b->dev->wide, in, out, r.block, r.square));
 }
 
-/* ---- activations ---------------------------------------------------------------------------- */
+/* ---- activations ----------------------------------------------------------------------------- */
 
 /* Slots for codes of an activation of this shape (direct), and of its transpose, named after `prefix`. */
 static struct code_slots declare_codes(struct build *b, const char *prefix, struct tensor x, enum dtype type,
@@ -174,7 +174,7 @@ struct code_slots activation_codes(struct build *b, slot_id x)
     return c;
 }
 
-/* ---- products ------------------------------------------------------------------------------- */
+/* ---- products -------------------------------------------------------------------------------- */
 
 void linear8_forward(struct build *b, int n, const struct linear *l)
 {

@@ -20,7 +20,7 @@ struct adapter {
     int64_t first, rows; /* columns of y */
 };
 
-/* ---- which layers ------------------------------------------------------------------------------------------- */
+/* ---- which layers ---------------------------------------------------------------------------- */
 
 /* Hugging Face's names of modules, and what they are here: the end of a weight's key without ".weight", with the part.
  */
@@ -72,7 +72,7 @@ static bool is_target(const struct config *c, const char *key, const char *part)
     return false;
 }
 
-/* ---- declaration -------------------------------------------------------------------------------------------- */
+/* ---- declaration ----------------------------------------------------------------------------- */
 
 static double scale_of(const struct build *b) { return b->cfg->lora.alpha / (double)b->cfg->lora.rank; }
 

@@ -22,30 +22,39 @@ struct mamba {
 /* A literal in Megatron and Mamba-2, whatever the model's other norms use. */
 static const double norm_eps = 1e-5;
 
-static void rule_fwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s)
+static void rule_fwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d,
+                     const struct mixer_slots *s)
 {
     struct graph *g = b->g;
     const struct mamba *r = (const struct mamba *)m;
     struct tensor xbc = of(g, s->mixed);
-    GRAPH_OP(g, n, PH_FWD, ssd_fwd, .x = mixer_heads(m, xbc, 0, m->heads, r->dim), .Bm = mixer_heads(m, xbc, r->b_at, r->groups, r->state),
-             .Cm = mixer_heads(m, xbc, r->c_at, r->groups, r->state), .dt = mixer_cols(m, of(g, s->in), r->dt_at, m->heads),
-             .A_log = of(g, d->a_log.w), .dt_bias = of(g, d->dt_bias.w), .D = of(g, d->d.w), .doc_start = mixer_docs(b),
+    GRAPH_OP(g, n, PH_FWD, ssd_fwd, .x = mixer_heads(m, xbc, 0, m->heads, r->dim),
+             .Bm = mixer_heads(m, xbc, r->b_at, r->groups, r->state),
+             .Cm = mixer_heads(m, xbc, r->c_at, r->groups, r->state),
+             .dt = mixer_cols(m, of(g, s->in), r->dt_at, m->heads), .A_log = of(g, d->a_log.w),
+             .dt_bias = of(g, d->dt_bias.w), .D = of(g, d->d.w), .doc_start = mixer_docs(b),
              .start = of(g, b->in.start), .init = of(g, s->state), .final = of(g, s->state), .states = of(g, s->states),
-             .y = mixer_heads(m, of(g, s->y), 0, m->heads, r->dim), .chunk = m->chunk, .dt_min = r->dt_min, .dt_max = r->dt_max);
+             .y = mixer_heads(m, of(g, s->y), 0, m->heads, r->dim), .chunk = m->chunk, .dt_min = r->dt_min,
+             .dt_max = r->dt_max);
 }
 
-static void rule_bwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s)
+static void rule_bwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d,
+                     const struct mixer_slots *s)
 {
     struct graph *g = b->g;
     const struct mamba *r = (const struct mamba *)m;
     struct tensor xbc = of(g, s->mixed), dxbc = of(g, s->dmixed);
-    GRAPH_OP(g, n, PH_BWD, ssd_bwd, .dy = mixer_heads(m, of(g, s->dy), 0, m->heads, r->dim), .x = mixer_heads(m, xbc, 0, m->heads, r->dim),
-             .dt = mixer_cols(m, of(g, s->in), r->dt_at, m->heads), .A_log = of(g, d->a_log.w), .dt_bias = of(g, d->dt_bias.w), .D = of(g, d->d.w),
-             .Bm = mixer_heads(m, xbc, r->b_at, r->groups, r->state), .Cm = mixer_heads(m, xbc, r->c_at, r->groups, r->state),
-             .doc_start = mixer_docs(b), .states = of(g, s->states), .dx = mixer_heads(m, dxbc, 0, m->heads, r->dim),
-             .ddt = mixer_cols(m, of(g, s->din), r->dt_at, m->heads), .dA_log = of(g, d->a_log.dw), .ddt_bias = of(g, d->dt_bias.dw),
-             .dD = of(g, d->d.dw), .dBm = mixer_heads(m, dxbc, r->b_at, r->groups, r->state),
-             .dCm = mixer_heads(m, dxbc, r->c_at, r->groups, r->state), .chunk = m->chunk, .dt_min = r->dt_min, .dt_max = r->dt_max);
+    GRAPH_OP(g, n, PH_BWD, ssd_bwd, .dy = mixer_heads(m, of(g, s->dy), 0, m->heads, r->dim),
+             .x = mixer_heads(m, xbc, 0, m->heads, r->dim), .dt = mixer_cols(m, of(g, s->in), r->dt_at, m->heads),
+             .A_log = of(g, d->a_log.w), .dt_bias = of(g, d->dt_bias.w), .D = of(g, d->d.w),
+             .Bm = mixer_heads(m, xbc, r->b_at, r->groups, r->state),
+             .Cm = mixer_heads(m, xbc, r->c_at, r->groups, r->state), .doc_start = mixer_docs(b),
+             .states = of(g, s->states), .dx = mixer_heads(m, dxbc, 0, m->heads, r->dim),
+             .ddt = mixer_cols(m, of(g, s->din), r->dt_at, m->heads), .dA_log = of(g, d->a_log.dw),
+             .ddt_bias = of(g, d->dt_bias.dw), .dD = of(g, d->d.dw),
+             .dBm = mixer_heads(m, dxbc, r->b_at, r->groups, r->state),
+             .dCm = mixer_heads(m, dxbc, r->c_at, r->groups, r->state), .chunk = m->chunk, .dt_min = r->dt_min,
+             .dt_max = r->dt_max);
 }
 
 static void sizes(const struct build *b, struct mamba *s)
@@ -150,15 +159,12 @@ static int mamba_declare(struct build *b, struct core_io *io)
     return mixer_declare(b, &s->m, &d, io);
 }
 
-/* ---- options -------------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static bool several_groups(const struct config *c) { return c->model.mamba_groups > 1; }
 
 static bool has_mamba(const struct config *c) { return strchr(c->model.pattern, 'M') != NULL; }
-static bool mamba_heads_missing(const struct config *c)
-{
-    return has_mamba(c) && c->model.mamba_heads == 0;
-}
+static bool mamba_heads_missing(const struct config *c) { return has_mamba(c) && c->model.mamba_heads == 0; }
 
 static bool mamba_groups_do_not_divide(const struct config *c)
 {
@@ -206,7 +212,8 @@ static double mamba_flops(const struct config *cfg, int64_t seq)
 {
     (void)seq;
     const struct config_model *c = &cfg->model;
-    double d = (double)c->hidden, inner = (double)(c->mamba_heads * c->mamba_head_dim), bc = (double)(c->mamba_groups * c->mamba_state);
+    double d = (double)c->hidden, inner = (double)(c->mamba_heads * c->mamba_head_dim),
+           bc = (double)(c->mamba_groups * c->mamba_state);
     return 2 * d * (2 * inner + 2 * bc + (double)c->mamba_heads) + 7 * inner * (double)c->mamba_state + 2 * inner * d;
 }
 
@@ -223,7 +230,9 @@ static void mamba_part_rows(const struct config *c, const struct key_split *s, i
     int64_t inner = m->mamba_heads * m->mamba_head_dim, state = m->mamba_groups * m->mamba_state;
     for (int k = 0; k < KEY_MAX_PARTS && s->parts[k] != NULL; k++) {
         const char *part = s->parts[k];
-        rows[k] = strcmp(part, "dt") == 0 ? m->mamba_heads : strcmp(part, "B") == 0 || strcmp(part, "C") == 0 ? state : inner;
+        rows[k] = strcmp(part, "dt") == 0                            ? m->mamba_heads
+                  : strcmp(part, "B") == 0 || strcmp(part, "C") == 0 ? state
+                                                                     : inner;
     }
 }
 
@@ -233,8 +242,13 @@ const struct core_kind core_mamba2 = {
     .title = "Mamba-2",
     .norm_key = "mixer.in_proj.layer_norm_weight",
     .options = {KIND_ROWS(uses, mamba_uses), KIND_ROWS(rules, mamba_rules), KIND_ROWS(tiny, mamba_tiny)},
-    .keys = {.family = "Mamba", .place = KEY_PLACE_ALONE, .mixes = true, .optional = true, .prefixes = {"mixer."},
-             KIND_ROWS(splits, mamba_splits), .part_rows = mamba_part_rows},
+    .keys = {.family = "Mamba",
+             .place = KEY_PLACE_ALONE,
+             .mixes = true,
+             .optional = true,
+             .prefixes = {"mixer."},
+             KIND_ROWS(splits, mamba_splits),
+             .part_rows = mamba_part_rows},
     .flops = mamba_flops,
     .declare = mamba_declare,
 };

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 
-/* ---- views ----------------------------------------------------------------------------------------------- */
+/* ---- views ----------------------------------------------------------------------------------- */
 
 struct tensor mixer_cols(const struct mixer *m, struct tensor rows, int64_t first, int64_t n)
 {
@@ -33,7 +33,7 @@ static struct tensor taps(const struct mixer *m, struct tensor w)
 
 static struct tensor gate(const struct mixer *m, struct tensor in) { return tensor_cols(&in, m->z_at, m->inner); }
 
-/* ---- declaration ----------------------------------------------------------------------------------------- */
+/* ---- declaration ----------------------------------------------------------------------------- */
 
 struct param conv_param(const char *name, const struct mixer *m)
 {
@@ -76,39 +76,45 @@ static void declare_slots(struct build *b, const struct mixer *m, const struct m
     s->state = decode ? build_table(b, d->state, state, NULL, NULL) : NO_SLOT;
 }
 
-static void declare_conv(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s)
+static void declare_conv(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d,
+                         const struct mixer_slots *s)
 {
     struct graph *g = b->g;
-    GRAPH_OP(g, n, PH_FWD, conv1d_fwd, .x = mixer_cols(m, of(g, s->in), m->mixed_at, m->mixed), .w = taps(m, of(g, d->conv_w.w)),
-             .bias = of(g, d->conv_b.w), .doc_start = mixer_docs(b), .start = of(g, b->in.start), .init = of(g, s->conv_state),
-             .final = of(g, s->conv_state), .y = mixer_cols(m, of(g, s->mixed), 0, m->mixed), .silu = true);
-}
-
-static void declare_norm(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s)
-{
-    struct graph *g = b->g;
-    GRAPH_OP(g, n, PH_FWD, gatednorm_fwd, .x = of(g, s->y), .z = gate(m, of(g, s->in)), .w = of(g, d->norm.w), .y = of(g, s->n),
-             .rstd = of(g, s->rstd), .eps = m->norm_eps, .group = m->norm_group, .norm_first = m->norm_first,
-             .zero_centered = m->norm_zero_centered);
-}
-
-static void declare_bwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s)
-{
-    struct graph *g = b->g;
-    GRAPH_OP(g, n, PH_BWD, gatednorm_bwd, .dy = of(g, s->dn), .x = of(g, s->y), .z = gate(m, of(g, s->in)), .w = of(g, d->norm.w),
-             .rstd = of(g, s->rstd), .dx = of(g, s->dy), .dz = gate(m, of(g, s->din)), .dw = of(g, d->norm.dw), .group = m->norm_group,
-             .norm_first = m->norm_first, .zero_centered = m->norm_zero_centered);
-    m->rule_bwd(b, n, m, d, s);
-    GRAPH_OP(g, n, PH_BWD, conv1d_bwd, .dy = mixer_cols(m, of(g, s->dmixed), 0, m->mixed), .x = mixer_cols(m, of(g, s->in), m->mixed_at, m->mixed),
+    GRAPH_OP(g, n, PH_FWD, conv1d_fwd, .x = mixer_cols(m, of(g, s->in), m->mixed_at, m->mixed),
              .w = taps(m, of(g, d->conv_w.w)), .bias = of(g, d->conv_b.w), .doc_start = mixer_docs(b),
-             .dx = mixer_cols(m, of(g, s->din), m->mixed_at, m->mixed), .dw = taps(m, of(g, d->conv_w.dw)), .dbias = of(g, d->conv_b.dw),
-             .silu = true);
+             .start = of(g, b->in.start), .init = of(g, s->conv_state), .final = of(g, s->conv_state),
+             .y = mixer_cols(m, of(g, s->mixed), 0, m->mixed), .silu = true);
+}
+
+static void declare_norm(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d,
+                         const struct mixer_slots *s)
+{
+    struct graph *g = b->g;
+    GRAPH_OP(g, n, PH_FWD, gatednorm_fwd, .x = of(g, s->y), .z = gate(m, of(g, s->in)), .w = of(g, d->norm.w),
+             .y = of(g, s->n), .rstd = of(g, s->rstd), .eps = m->norm_eps, .group = m->norm_group,
+             .norm_first = m->norm_first, .zero_centered = m->norm_zero_centered);
+}
+
+static void declare_bwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d,
+                        const struct mixer_slots *s)
+{
+    struct graph *g = b->g;
+    GRAPH_OP(g, n, PH_BWD, gatednorm_bwd, .dy = of(g, s->dn), .x = of(g, s->y), .z = gate(m, of(g, s->in)),
+             .w = of(g, d->norm.w), .rstd = of(g, s->rstd), .dx = of(g, s->dy), .dz = gate(m, of(g, s->din)),
+             .dw = of(g, d->norm.dw), .group = m->norm_group, .norm_first = m->norm_first,
+             .zero_centered = m->norm_zero_centered);
+    m->rule_bwd(b, n, m, d, s);
+    GRAPH_OP(g, n, PH_BWD, conv1d_bwd, .dy = mixer_cols(m, of(g, s->dmixed), 0, m->mixed),
+             .x = mixer_cols(m, of(g, s->in), m->mixed_at, m->mixed), .w = taps(m, of(g, d->conv_w.w)),
+             .bias = of(g, d->conv_b.w), .doc_start = mixer_docs(b),
+             .dx = mixer_cols(m, of(g, s->din), m->mixed_at, m->mixed), .dw = taps(m, of(g, d->conv_w.dw)),
+             .dbias = of(g, d->conv_b.dw), .silu = true);
     graph_inplace(g, n, PH_BWD, s->dn, s->dy);
 }
 
 /* A node whose forward may be replayed to recompute the slots. */
-static int forward_node(struct build *b, const char *name, mixer_rule declare, const struct mixer *m, const struct mixer_decl *d,
-                        const struct mixer_slots *s, double flops, double elems)
+static int forward_node(struct build *b, const char *name, mixer_rule declare, const struct mixer *m,
+                        const struct mixer_decl *d, const struct mixer_slots *s, double flops, double elems)
 {
     int n = graph_node(b->g, name, LANE_COMPUTE, NULL);
     declare(b, n, m, d, s);
@@ -116,13 +122,15 @@ static int forward_node(struct build *b, const char *name, mixer_rule declare, c
     return n;
 }
 
-static void declare_middle(struct build *b, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s)
+static void declare_middle(struct build *b, const struct mixer *m, const struct mixer_decl *d,
+                           const struct mixer_slots *s)
 {
     struct graph *g = b->g;
     double rows = (double)b->rows, inner = (double)m->inner, mixed = (double)m->mixed;
     double size = (double)dtype_bytes(b->dev->real);
     double states = training(b) ? (double)tensor_elems(&g->slots[s->states].shape) : 0;
-    int conv = forward_node(b, "conv", declare_conv, m, d, s, rows * mixed * (2 * (double)m->conv + 4), 2 * rows * mixed);
+    int conv =
+        forward_node(b, "conv", declare_conv, m, d, s, rows * mixed * (2 * (double)m->conv + 4), 2 * rows * mixed);
     int rule = forward_node(b, d->rule, m->rule_fwd, m, d, s, d->fwd_flops, rows * (mixed + inner) + states);
     int norm = forward_node(b, "norm", declare_norm, m, d, s, 9 * rows * inner, 3 * rows * inner);
     if (!training(b))
@@ -147,10 +155,24 @@ int mixer_declare(struct build *b, const struct mixer *m, const struct mixer_dec
     io->f = build_real(b, "out", b->rows, hidden);
     if (b->g->err.code != ST_OK)
         return b->g->err.code;
-    linear_declare(b, "in", &(struct linear){.x = io->h, .y = s.in, .dy = s.din, .dx = io->dh, .w = d->w_in,
-                                             .bias = no_weight(), .in = hidden, .out = m->width});
+    linear_declare(b, "in",
+                   &(struct linear){.x = io->h,
+                                    .y = s.in,
+                                    .dy = s.din,
+                                    .dx = io->dh,
+                                    .w = d->w_in,
+                                    .bias = no_weight(),
+                                    .in = hidden,
+                                    .out = m->width});
     declare_middle(b, m, d, &s);
-    linear_declare(b, "out", &(struct linear){.x = s.n, .y = io->f, .dy = io->df, .dx = s.dn, .w = d->w_out,
-                                              .bias = no_weight(), .in = m->inner, .out = hidden});
+    linear_declare(b, "out",
+                   &(struct linear){.x = s.n,
+                                    .y = io->f,
+                                    .dy = io->df,
+                                    .dx = s.dn,
+                                    .w = d->w_out,
+                                    .bias = no_weight(),
+                                    .in = m->inner,
+                                    .out = hidden});
     return b->g->err.code;
 }

@@ -18,7 +18,8 @@
 struct mixer;
 struct mixer_slots;
 struct mixer_decl;
-typedef void (*mixer_rule)(struct build *b, int node, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s);
+typedef void (*mixer_rule)(struct build *b, int node, const struct mixer *m, const struct mixer_decl *d,
+                           const struct mixer_slots *s);
 struct mixer {
     int64_t batch, seq, heads, inner, conv, chunk;
     int64_t mixed, width;           /* of mixed, and of in */
@@ -27,7 +28,8 @@ struct mixer {
     int64_t norm_group;             /* channels that share one mean square */
     double norm_eps;
     bool norm_first, norm_zero_centered;
-    mixer_rule rule_fwd, rule_bwd; /* the rule's op call in the forward phase of its node; in the backward phase of all three */
+    /* the rule's op call in the forward phase of its node; in the backward phase of all three */
+    mixer_rule rule_fwd, rule_bwd;
 };
 struct mixer_slots {
     slot_id in, mixed, y, states, n, rstd;
@@ -37,9 +39,9 @@ struct mixer_slots {
 
 /* What a core states once, while it declares itself. */
 struct mixer_decl {
-    const char *in, *mixed, *y, *state, *rule;                        /* names of slots, and of the rule's node */
+    const char *in, *mixed, *y, *state, *rule;                          /* names of slots, and of the rule's node */
     struct weight w_in, conv_w, conv_b, dt_bias, a_log, d, norm, w_out; /* conv_b, d: may be no_weight() */
-    double fwd_flops, bwd_flops;                                      /* of the rule */
+    double fwd_flops, bwd_flops;                                        /* of the rule */
 };
 int mixer_declare(struct build *b, const struct mixer *m, const struct mixer_decl *d, struct core_io *io);
 struct param conv_param(const char *name, const struct mixer *m);

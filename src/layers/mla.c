@@ -32,9 +32,12 @@ struct mla_slots {
     slot_id cos, sin, k_cache, v_cache;
 };
 
-/* ---- views ------------------------------------------------------------------------------------------------ */
+/* ---- views ----------------------------------------------------------------------------------- */
 
-static struct tensor heads3(struct tensor t, int64_t heads, int64_t width) { return tensor_split_last(&t, heads, width); }
+static struct tensor heads3(struct tensor t, int64_t heads, int64_t width)
+{
+    return tensor_split_last(&t, heads, width);
+}
 static struct tensor batched(const struct mla *m, struct tensor t) { return tensor_split_first(&t, m->batch, m->seq); }
 static struct tensor columns(struct tensor t, int64_t first, int64_t n) { return tensor_cols(&t, first, n); }
 
@@ -46,7 +49,10 @@ static struct tensor rotary(const struct mla *m, struct tensor q) { return colum
 static struct tensor shared_key(const struct mla *m, struct tensor kvd) { return columns(kvd, m->kv_rank, m->rope); }
 /* Keys without position and values of kv: [T, H, n + v]; the values of it: [B, S, H, v]. */
 static struct tensor own(const struct mla *m, struct tensor kv) { return heads3(kv, m->heads, m->nope + m->v); }
-static struct tensor values(const struct mla *m, struct tensor kv) { return batched(m, columns(own(m, kv), m->nope, m->v)); }
+static struct tensor values(const struct mla *m, struct tensor kv)
+{
+    return batched(m, columns(own(m, kv), m->nope, m->v));
+}
 static struct tensor outputs(const struct mla *m, struct tensor o) { return batched(m, heads3(o, m->heads, m->v)); }
 
 static struct tensor doc_view(const struct build *b)
@@ -55,7 +61,7 @@ static struct tensor doc_view(const struct build *b)
     return t.data ? tensor_split_first(&t, b->batch, b->seq) : t;
 }
 
-/* ---- declaration ------------------------------------------------------------------------------------------ */
+/* ---- declaration ----------------------------------------------------------------------------- */
 
 static void fill_cos(struct tensor *host, const void *arg)
 {
@@ -93,25 +99,28 @@ static int declare_tables(struct build *b, struct mla *m, struct mla_slots *s)
 static void declare_rotation(struct build *b, int n, const struct mla_slots *s, struct tensor part)
 {
     struct graph *g = b->g;
-    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = part, .y = part, .cos = of(g, s->cos), .sin = of(g, s->sin), .pos = of(g, b->in.pos), .interleaved = true);
+    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = part, .y = part, .cos = of(g, s->cos), .sin = of(g, s->sin),
+             .pos = of(g, b->in.pos), .interleaved = true);
 }
 
 static void declare_unrotation(struct build *b, int n, const struct mla_slots *s, struct tensor part)
 {
     struct graph *g = b->g;
-    GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = part, .dx = part, .cos = of(g, s->cos), .sin = of(g, s->sin), .pos = of(g, b->in.pos), .interleaved = true);
+    GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = part, .dx = part, .cos = of(g, s->cos), .sin = of(g, s->sin),
+             .pos = of(g, b->in.pos), .interleaved = true);
 }
 
 /* A projection whose result (part of it) is rotated at once. */
-static void declare_rotated(struct build *b, const char *name, const struct mla_slots *s, const struct linear *l, struct tensor part)
+static void declare_rotated(struct build *b, const char *name, const struct mla_slots *s, const struct linear *l,
+                            struct tensor part)
 {
     int n = linear_forward(b, name, l);
     declare_rotation(b, n, s, part);
     linear_backward(b, n, l);
 }
 
-static void declare_norm(struct build *b, const char *name, const struct mla *m, const struct mla_slots *s, slot_id x, slot_id dx, slot_id y,
-                         slot_id dy, int64_t rank, const char *key, bool with_key)
+static void declare_norm(struct build *b, const char *name, const struct mla *m, const struct mla_slots *s, slot_id x,
+                         slot_id dx, slot_id y, slot_id dy, int64_t rank, const char *key, bool with_key)
 {
     struct graph *g = b->g;
     char rstd_name[32];
@@ -122,14 +131,15 @@ static void declare_norm(struct build *b, const char *name, const struct mla *m,
     slot_id rstd = graph_slot(g, rstd_name, tensor_1d(NULL, b->dev->wide, b->rows));
     double elems = (double)(b->rows * rank), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, name, LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = columns(of(g, x), 0, rank), .w = of(g, w.w), .y = of(g, y), .rstd = of(g, rstd), .eps = m->eps,
-             .zero_centered = m->zero_centered);
+    GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = columns(of(g, x), 0, rank), .w = of(g, w.w), .y = of(g, y),
+             .rstd = of(g, rstd), .eps = m->eps, .zero_centered = m->zero_centered);
     graph_cost(g, n, PH_FWD, 4 * elems, 2 * elems * size);
     if (!training(b))
         return;
     graph_again(g, n, y);
-    GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = of(g, dy), .x = columns(of(g, x), 0, rank), .w = of(g, w.w), .rstd = of(g, rstd),
-             .dx = columns(of(g, dx), 0, rank), .dw = of(g, w.dw), .zero_centered = m->zero_centered);
+    GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = of(g, dy), .x = columns(of(g, x), 0, rank), .w = of(g, w.w),
+             .rstd = of(g, rstd), .dx = columns(of(g, dx), 0, rank), .dw = of(g, w.dw),
+             .zero_centered = m->zero_centered);
     if (with_key) {
         /* The key's latent also carries the rotary key: its gradient is the sum over heads, turned back. */
         struct tensor part = shared_key(m, of(g, dx));
@@ -161,7 +171,8 @@ static void declare_slots(struct build *b, const struct mla *m, struct mla_slots
     s->dk = build_grad(b, "dk", b->rows, qk);
     s->d_o = build_grad(b, "do", b->rows, o);
     bool decode = b->mode == BUILD_DECODE;
-    s->k_cache = decode ? build_table(b, "k_cache", shape4(b, b->cache_len, m->heads, m->nope + m->rope), NULL, NULL) : NO_SLOT;
+    s->k_cache =
+        decode ? build_table(b, "k_cache", shape4(b, b->cache_len, m->heads, m->nope + m->rope), NULL, NULL) : NO_SLOT;
     s->v_cache = decode ? build_table(b, "v_cache", shape4(b, b->cache_len, m->heads, m->v), NULL, NULL) : NO_SLOT;
 }
 
@@ -169,25 +180,28 @@ static void declare_core(struct build *b, const struct mla *m, const struct mla_
 {
     struct graph *g = b->g;
     double flops = (double)b->rows * (double)b->seq * (double)m->heads * (double)(m->nope + m->rope + m->v);
-    struct tensor k = batched(m, keyed(m, of(g, s->k))), v = values(m, of(g, s->kv)), q = batched(m, keyed(m, of(g, s->q)));
+    struct tensor k = batched(m, keyed(m, of(g, s->k))), v = values(m, of(g, s->kv)),
+                  q = batched(m, keyed(m, of(g, s->q)));
     int n = graph_node(g, "core", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, mlakeys_fwd, .kv = own(m, of(g, s->kv)), .shared = shared_key(m, of(g, s->kvd)), .k = keyed(m, of(g, s->k)));
+    GRAPH_OP(g, n, PH_FWD, mlakeys_fwd, .kv = own(m, of(g, s->kv)), .shared = shared_key(m, of(g, s->kvd)),
+             .k = keyed(m, of(g, s->k)));
     if (s->k_cache != NO_SLOT) {
         GRAPH_OP(g, n, PH_FWD, cache_store, .x = k, .cache = of(g, s->k_cache), .start = of(g, b->in.start));
         GRAPH_OP(g, n, PH_FWD, cache_store, .x = v, .cache = of(g, s->v_cache), .start = of(g, b->in.start));
         k = of(g, s->k_cache);
         v = of(g, s->v_cache);
     }
-    GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = q, .k = k, .v = v, .o = outputs(m, of(g, s->o)), .lse = of(g, s->lse), .doc_start = doc_view(b),
-             .start = of(g, b->in.start), .scale = m->scale, .drop = attention_dropout(b));
+    GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = q, .k = k, .v = v, .o = outputs(m, of(g, s->o)), .lse = of(g, s->lse),
+             .doc_start = doc_view(b), .start = of(g, b->in.start), .scale = m->scale, .drop = attention_dropout(b));
     graph_cost(g, n, PH_FWD, flops, 0);
     if (!training(b))
         return;
     graph_again(g, n, s->k);
     graph_again(g, n, s->o);
     graph_again(g, n, s->lse);
-    GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = outputs(m, of(g, s->d_o)), .q = q, .k = k, .v = v, .o = outputs(m, of(g, s->o)), .lse = of(g, s->lse),
-             .doc_start = doc_view(b), .dq = batched(m, keyed(m, of(g, s->dq))), .dk = batched(m, keyed(m, of(g, s->dk))),
+    GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = outputs(m, of(g, s->d_o)), .q = q, .k = k, .v = v,
+             .o = outputs(m, of(g, s->o)), .lse = of(g, s->lse), .doc_start = doc_view(b),
+             .dq = batched(m, keyed(m, of(g, s->dq))), .dk = batched(m, keyed(m, of(g, s->dk))),
              .dv = values(m, of(g, s->dkv)), .scale = m->scale, .drop = attention_dropout(b));
     GRAPH_OP(g, n, PH_BWD, mlakeys_bwd, .dk = keyed(m, of(g, s->dk)), .dkv = own(m, of(g, s->dkv)), .nope = m->nope);
     declare_unrotation(b, n, s, rotary(m, of(g, s->dq)));
@@ -202,20 +216,43 @@ static void declare_query(struct build *b, const struct mla *m, struct mla_slots
     if (m->q_rank == 0) {
         struct param p = param_matrix("self_attention.linear_q_proj.weight", wide, d, c->init_std);
         param_split(&p, 0, UNIT_HEADS, m->heads);
-        struct linear l = {.x = io->h, .y = s->q, .dy = s->dq, .dx = io->dh, .w = build_linear_weight(b, &p), .bias = no_weight(), .in = d, .out = wide};
+        struct linear l = {.x = io->h,
+                           .y = s->q,
+                           .dy = s->dq,
+                           .dx = io->dh,
+                           .w = build_linear_weight(b, &p),
+                           .bias = no_weight(),
+                           .in = d,
+                           .out = wide};
         declare_rotated(b, "q_proj", s, &l, rotary(m, of(b->g, s->q)));
         return;
     }
     slot_id down = build_real(b, "q_down", b->rows, m->q_rank), ddown = build_grad(b, "dq_down", b->rows, m->q_rank);
-    slot_id normed = build_real(b, "q_latent", b->rows, m->q_rank), dnormed = build_grad(b, "dq_latent", b->rows, m->q_rank);
+    slot_id normed = build_real(b, "q_latent", b->rows, m->q_rank),
+            dnormed = build_grad(b, "dq_latent", b->rows, m->q_rank);
     struct param pd = param_matrix("self_attention.linear_q_down_proj.weight", m->q_rank, d, c->init_std);
     struct param pu = param_matrix("self_attention.linear_q_up_proj.weight", wide, m->q_rank, c->init_std);
     param_replicate(&pd, GRAD_OVER_TOKENS);
     param_split(&pu, 0, UNIT_HEADS, m->heads);
-    linear_declare(b, "q_down", &(struct linear){.x = io->h, .y = down, .dy = ddown, .dx = io->dh, .w = build_linear_weight(b, &pd),
-                                                 .bias = no_weight(), .in = d, .out = m->q_rank});
-    declare_norm(b, "q_norm", m, s, down, ddown, normed, dnormed, m->q_rank, "self_attention.linear_q_up_proj.layer_norm_weight", false);
-    struct linear up = {.x = normed, .y = s->q, .dy = s->dq, .dx = dnormed, .w = build_linear_weight(b, &pu), .bias = no_weight(), .in = m->q_rank, .out = wide};
+    linear_declare(b, "q_down",
+                   &(struct linear){.x = io->h,
+                                    .y = down,
+                                    .dy = ddown,
+                                    .dx = io->dh,
+                                    .w = build_linear_weight(b, &pd),
+                                    .bias = no_weight(),
+                                    .in = d,
+                                    .out = m->q_rank});
+    declare_norm(b, "q_norm", m, s, down, ddown, normed, dnormed, m->q_rank,
+                 "self_attention.linear_q_up_proj.layer_norm_weight", false);
+    struct linear up = {.x = normed,
+                        .y = s->q,
+                        .dy = s->dq,
+                        .dx = dnormed,
+                        .w = build_linear_weight(b, &pu),
+                        .bias = no_weight(),
+                        .in = m->q_rank,
+                        .out = wide};
     declare_rotated(b, "q_up", s, &up, rotary(m, of(b->g, s->q)));
 }
 
@@ -227,20 +264,41 @@ static void declare_keys(struct build *b, const struct mla *m, struct mla_slots 
     struct param pu = param_matrix("self_attention.linear_kv_up_proj.weight", wide, m->kv_rank, c->init_std);
     param_replicate(&pd, GRAD_OVER_TOKENS);
     param_split(&pu, 0, UNIT_HEADS, m->heads);
-    struct linear down = {.x = io->h, .y = s->kvd, .dy = s->dkvd, .dx = io->dh, .w = build_linear_weight(b, &pd), .bias = no_weight(),
-                          .in = d, .out = m->kv_rank + m->rope};
+    struct linear down = {.x = io->h,
+                          .y = s->kvd,
+                          .dy = s->dkvd,
+                          .dx = io->dh,
+                          .w = build_linear_weight(b, &pd),
+                          .bias = no_weight(),
+                          .in = d,
+                          .out = m->kv_rank + m->rope};
     declare_rotated(b, "kv_down", s, &down, heads3(shared_key(m, of(b->g, s->kvd)), 1, m->rope));
-    declare_norm(b, "kv_norm", m, s, s->kvd, s->dkvd, s->latent, s->dlatent, m->kv_rank, "self_attention.linear_kv_up_proj.layer_norm_weight", true);
-    linear_declare(b, "kv_up", &(struct linear){.x = s->latent, .y = s->kv, .dy = s->dkv, .dx = s->dlatent, .w = build_linear_weight(b, &pu),
-                                                .bias = no_weight(), .in = m->kv_rank, .out = wide});
+    declare_norm(b, "kv_norm", m, s, s->kvd, s->dkvd, s->latent, s->dlatent, m->kv_rank,
+                 "self_attention.linear_kv_up_proj.layer_norm_weight", true);
+    linear_declare(b, "kv_up",
+                   &(struct linear){.x = s->latent,
+                                    .y = s->kv,
+                                    .dy = s->dkv,
+                                    .dx = s->dlatent,
+                                    .w = build_linear_weight(b, &pu),
+                                    .bias = no_weight(),
+                                    .in = m->kv_rank,
+                                    .out = wide});
 }
 
 static int mla_declare(struct build *b, struct core_io *io)
 {
     const struct config_model *c = &b->cfg->model;
     struct mla sizes, *m = &sizes;
-    *m = (struct mla){.batch = b->batch, .seq = b->seq, .heads = c->heads, .nope = c->mla_nope, .rope = c->mla_rope, .v = c->mla_v,
-                      .q_rank = c->mla_q_rank, .kv_rank = c->mla_kv_rank, .eps = c->mla_norm_eps > 0 ? c->mla_norm_eps : c->norm_eps,
+    *m = (struct mla){.batch = b->batch,
+                      .seq = b->seq,
+                      .heads = c->heads,
+                      .nope = c->mla_nope,
+                      .rope = c->mla_rope,
+                      .v = c->mla_v,
+                      .q_rank = c->mla_q_rank,
+                      .kv_rank = c->mla_kv_rank,
+                      .eps = c->mla_norm_eps > 0 ? c->mla_norm_eps : c->norm_eps,
                       .zero_centered = c->norm_zero_centered};
     struct mla_slots s = {0};
     TRY(declare_tables(b, m, &s));
@@ -254,13 +312,21 @@ static int mla_declare(struct build *b, struct core_io *io)
     struct param pb = param_vector("self_attention.linear_proj.bias", c->hidden, INIT_ZERO);
     param_split(&p, 1, UNIT_HEADS, m->heads);
     param_replicate(&pb, GRAD_OVER_TOKENS);
-    struct weight wo = build_linear_weight(b, &p), bo = c->bias ? build_weight(b, &pb) : no_weight(); /* the others have none, as in Megatron */
-    linear_declare(b, "proj", &(struct linear){.x = s.o, .y = io->f, .dy = io->df, .dx = s.d_o, .w = wo, .bias = bo,
-                                               .in = m->heads * m->v, .out = c->hidden});
+    /* the others have none, as in Megatron */
+    struct weight wo = build_linear_weight(b, &p), bo = c->bias ? build_weight(b, &pb) : no_weight();
+    linear_declare(b, "proj",
+                   &(struct linear){.x = s.o,
+                                    .y = io->f,
+                                    .dy = io->df,
+                                    .dx = s.d_o,
+                                    .w = wo,
+                                    .bias = bo,
+                                    .in = m->heads * m->v,
+                                    .out = c->hidden});
     return b->g->err.code;
 }
 
-/* ---- options -------------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static bool rope_llama3(const struct config *c) { return c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3; }
 static bool rope_yarn(const struct config *c) { return c->model.rope_scaling == CFG_ROPE_SCALING_YARN; }
@@ -310,8 +376,10 @@ static const struct tiny_size mla_tiny[] = {
 static double mla_flops(const struct config *cfg, int64_t seq)
 {
     const struct config_model *c = &cfg->model;
-    double d = (double)c->hidden, heads = (double)c->heads, qk = (double)(c->mla_nope + c->mla_rope), v = (double)c->mla_v;
-    double rq = (double)c->mla_q_rank, rkv = (double)c->mla_kv_rank, query = rq > 0 ? rq * (d + heads * qk + 1) : d * heads * qk;
+    double d = (double)c->hidden, heads = (double)c->heads, qk = (double)(c->mla_nope + c->mla_rope),
+           v = (double)c->mla_v;
+    double rq = (double)c->mla_q_rank, rkv = (double)c->mla_kv_rank,
+           query = rq > 0 ? rq * (d + heads * qk + 1) : d * heads * qk;
     double latent = rkv * (d + heads * ((double)c->mla_nope + v) + 1) + d * (double)c->mla_rope;
     return 2 * (query + latent + heads * v * d) + (double)seq * heads * (qk + v);
 }

@@ -24,9 +24,8 @@ static void declare_act_bwd(struct build *b, int n, struct act_rule rule, const 
     struct graph *g = b->g;
     struct code_slots dx = known_codes(b, s->dpre);
     if (dx.q != NO_SLOT) {
-        GRAPH_OP(g, n, PH_BWD, act8_bwd, .dy = of(g, s->dact), .x = of(g, s->pre), .q = of(g, dx.q),
-                 .qs = of(g, dx.qs), .t = of(g, dx.t), .ts = of(g, dx.ts), .rule = rule,
-                 .block = code_rule(b->cfg).block);
+        GRAPH_OP(g, n, PH_BWD, act8_bwd, .dy = of(g, s->dact), .x = of(g, s->pre), .q = of(g, dx.q), .qs = of(g, dx.qs),
+                 .t = of(g, dx.t), .ts = of(g, dx.ts), .rule = rule, .block = code_rule(b->cfg).block);
         return;
     }
     GRAPH_OP(g, n, PH_BWD, act_bwd, .dy = of(g, s->dact), .x = of(g, s->pre), .dx = of(g, s->dpre), .rule = rule);
@@ -59,11 +58,14 @@ void act_declare(struct build *b, const char *name, struct act_rule rule, const 
 static int mlp_declare(struct build *b, struct core_io *io)
 {
     const struct config_model *c = &b->cfg->model;
-    struct act_rule rule = {.kind = (enum act_kind)c->act, .clamp = c->act_clamp, .alpha = c->act_alpha, .offset = c->act_offset};
+    struct act_rule rule = {
+        .kind = (enum act_kind)c->act, .clamp = c->act_clamp, .alpha = c->act_alpha, .offset = c->act_offset};
     int64_t f = c->ffn, wide = act_is_gated(rule.kind) ? 2 * f : f, d = c->hidden;
     graph_scope(b->g, b->layer, "mlp");
-    struct param p1 = param_matrix("mlp.linear_fc1.weight", wide, d, c->init_std), p2 = param_matrix("mlp.linear_fc2.weight", d, f, output_std(b));
-    struct param pb1 = param_vector("mlp.linear_fc1.bias", wide, INIT_ZERO), pb2 = param_vector("mlp.linear_fc2.bias", d, INIT_ZERO);
+    struct param p1 = param_matrix("mlp.linear_fc1.weight", wide, d, c->init_std),
+                 p2 = param_matrix("mlp.linear_fc2.weight", d, f, output_std(b));
+    struct param pb1 = param_vector("mlp.linear_fc1.bias", wide, INIT_ZERO),
+                 pb2 = param_vector("mlp.linear_fc2.bias", d, INIT_ZERO);
     for (int64_t at = 0; at < wide; at += f) { /* gate and up each */
         param_split_section(&p1, 0, f, UNIT_FFN, f);
         param_split_section(&pb1, 0, f, UNIT_FFN, f);
@@ -79,15 +81,24 @@ static int mlp_declare(struct build *b, struct core_io *io)
     io->f = build_real(b, "out", b->rows, d);
     struct act_slots slots = {.pre = pre, .act = act, .dact = dact, .dpre = dpre};
     act_codes(b, &slots, &w1, &w2, bias);
-    linear_declare(b, "fc1", &(struct linear){.x = io->h, .y = pre, .dy = dpre, .dx = io->dh, .w = w1, .bias = b1, .in = d, .out = wide,
-                                           .part = {{wide > f ? "gate" : "up", f}, {wide > f ? "up" : NULL, f}}});
+    linear_declare(b, "fc1",
+                   &(struct linear){.x = io->h,
+                                    .y = pre,
+                                    .dy = dpre,
+                                    .dx = io->dh,
+                                    .w = w1,
+                                    .bias = b1,
+                                    .in = d,
+                                    .out = wide,
+                                    .part = {{wide > f ? "gate" : "up", f}, {wide > f ? "up" : NULL, f}}});
     act_declare(b, "act", rule, &slots);
-    linear_declare(b, "fc2", &(struct linear){.x = act, .y = io->f, .dy = io->df, .dx = dact, .w = w2, .bias = b2, .in = f, .out = d});
+    linear_declare(
+        b, "fc2",
+        &(struct linear){.x = act, .y = io->f, .dy = io->df, .dx = dact, .w = w2, .bias = b2, .in = f, .out = d});
     return b->g->err.code;
 }
 
-/* ---- options
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static bool gated(const struct config *c) { return act_is_gated((enum act_kind)c->model.act); }
 
@@ -100,8 +111,7 @@ static bool gate_options_without_gate(const struct config *c)
 
 static bool alpha_without_quick(const struct config *c)
 {
-    return c->model.act_alpha != 1.702 && c->model.act != CFG_ACT_QUICK_GELU &&
-           c->model.act != CFG_ACT_QUICK_GEGLU;
+    return c->model.act_alpha != 1.702 && c->model.act != CFG_ACT_QUICK_GELU && c->model.act != CFG_ACT_QUICK_GEGLU;
 }
 
 /* clang-format off */

@@ -31,8 +31,8 @@
 
 struct moe {
     int64_t experts, k, width, ffn, wide, vocab; /* wide: rows of fc1 */
-    int64_t local;       /* experts on this rank */
-    int64_t batch_ranks; /* that share the batch */
+    int64_t local;                               /* experts on this rank */
+    int64_t batch_ranks;                         /* that share the batch */
     struct router_rule rule;
     struct act_rule act, shared_act;
     double jitter, bias_rate;
@@ -63,15 +63,13 @@ static int bias_step(const struct step_ctx *c)
 /* ---- shared expert --------------------------------------------------------------------------- */
 
 /* out * sigmoid(h gate^T); returns the gated output. */
-static slot_id declare_shared_gate(struct build *b, const struct core_io *io, slot_id out,
-                                   slot_id dout)
+static slot_id declare_shared_gate(struct build *b, const struct core_io *io, slot_id out, slot_id dout)
 {
     struct graph *g = b->g;
     int64_t d = b->cfg->model.hidden;
     struct param p = param_matrix("mlp.shared_experts.gate_weight", 1, d, b->cfg->model.init_std);
     param_replicate(&p, GRAD_OVER_TOKENS);
-    slot_id score = build_real(b, "shared_score", b->rows, 1),
-            dscore = build_grad(b, "dshared_score", b->rows, 1);
+    slot_id score = build_real(b, "shared_score", b->rows, 1), dscore = build_grad(b, "dshared_score", b->rows, 1);
     slot_id gated = build_real(b, "shared_gated", b->rows, d);
     linear_declare(b, "shared_score",
                    &(struct linear){.x = io->h,
@@ -86,7 +84,8 @@ static slot_id declare_shared_gate(struct build *b, const struct core_io *io, sl
     int n = graph_node(g, "shared_gate", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = of(g, out), .g = of(g, score), .y = of(g, gated));
     if (training(b))
-        GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, io->df), .x = of(g, out), .g = of(g, score), .dx = of(g, dout), .dg = of(g, dscore));
+        GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, io->df), .x = of(g, out), .g = of(g, score), .dx = of(g, dout),
+                 .dg = of(g, dscore));
     return gated;
 }
 
@@ -102,10 +101,8 @@ static slot_id declare_shared(struct build *b, const struct moe *m, const struct
         param_split_section(&p1, 0, f, UNIT_FFN, f);
     param_split(&p2, 1, UNIT_FFN, f);
     struct weight w1 = build_linear_weight(b, &p1), w2 = build_linear_weight(b, &p2);
-    slot_id pre = build_real(b, "shared_pre", b->rows, wide),
-            act = build_real(b, "shared_act", b->rows, f);
-    slot_id dpre = build_grad(b, "dshared_pre", b->rows, wide),
-            dact = build_grad(b, "dshared_act", b->rows, f);
+    slot_id pre = build_real(b, "shared_pre", b->rows, wide), act = build_real(b, "shared_act", b->rows, f);
+    slot_id dpre = build_grad(b, "dshared_pre", b->rows, wide), dact = build_grad(b, "dshared_act", b->rows, f);
     slot_id out = build_real(b, "shared", b->rows, d),
             dout = c->shared_gate ? build_grad(b, "dshared", b->rows, d) : io->df;
     struct act_slots slots = {.pre = pre, .act = act, .dact = dact, .dpre = dpre};
@@ -121,15 +118,9 @@ static slot_id declare_shared(struct build *b, const struct moe *m, const struct
                                     .out = wide,
                                     .part = {{wide > f ? "gate" : "up", f}, {wide > f ? "up" : NULL, f}}});
     act_declare(b, "shared_act", m->shared_act, &slots);
-    linear_declare(b, "shared_fc2",
-                   &(struct linear){.x = act,
-                                    .y = out,
-                                    .dy = dout,
-                                    .dx = dact,
-                                    .w = w2,
-                                    .bias = no_weight(),
-                                    .in = f,
-                                    .out = d});
+    linear_declare(
+        b, "shared_fc2",
+        &(struct linear){.x = act, .y = out, .dy = dout, .dx = dact, .w = w2, .bias = no_weight(), .in = f, .out = d});
     return c->shared_gate ? declare_shared_gate(b, io, out, dout) : out;
 }
 
@@ -151,10 +142,8 @@ static int sizes(struct build *b, struct moe *m)
                       .seq = b->seq,
                       .jitter = training(b) ? c->router_jitter : 0,
                       .hashed = in_stack && b->layer < c->router_hash_layers};
-    m->shared_act = (struct act_rule){.kind = (enum act_kind)c->act,
-                                      .clamp = c->act_clamp,
-                                      .alpha = c->act_alpha,
-                                      .offset = c->act_offset};
+    m->shared_act = (struct act_rule){
+        .kind = (enum act_kind)c->act, .clamp = c->act_clamp, .alpha = c->act_alpha, .offset = c->act_offset};
     m->act = m->shared_act;
     m->act.interleave = c->glu_interleave;
     m->wide = act_is_gated(m->act.kind) ? 2 * m->ffn : m->ffn;
@@ -169,22 +158,19 @@ static int sizes(struct build *b, struct moe *m)
                                    .drop_late = c->router_drop == CFG_DROP_LATE,
                                    .seq = b->seq};
     if (training(b))
-        m->rule.coef = (struct router_coef){c->aux_loss, c->seq_aux_loss, c->global_aux_loss,
-                                            c->router_z_loss};
+        m->rule.coef = (struct router_coef){c->aux_loss, c->seq_aux_loss, c->global_aux_loss, c->router_z_loss};
     snprintf(site, sizeof site, "router.jitter.%d", b->layer);
     m->jitter_key = rng_key((uint64_t)b->cfg->run.seed, site);
     snprintf(site, sizeof site, "router.noise.%d", b->layer);
     m->noise_key = rng_key((uint64_t)b->cfg->run.seed, site);
     if (b->rows > INT32_MAX / m->k)
-        return err_set(
-            &b->g->err, ST_INVALID,
-            "%lld tokens with %lld experts each are more rows than the 2147483647 a plan can hold",
-            (long long)b->rows, (long long)m->k);
+        return err_set(&b->g->err, ST_INVALID,
+                       "%lld tokens with %lld experts each are more rows than the 2147483647 a plan can hold",
+                       (long long)b->rows, (long long)m->k);
     return ST_OK;
 }
 
-static struct param expert_matrix(const char *key, const struct moe *m, int64_t out, int64_t in,
-                                  double std)
+static struct param expert_matrix(const char *key, const struct moe *m, int64_t out, int64_t in, double std)
 {
     return (struct param){.key = key,
                           .rank = 3,
@@ -197,8 +183,7 @@ static struct param expert_matrix(const char *key, const struct moe *m, int64_t 
 
 static struct param expert_vector(const char *key, const struct moe *m, int64_t n)
 {
-    return (struct param){
-        .key = key, .rank = 2, .dim = {m->local, n}, .init = INIT_ZERO, .expert = true, .wide = true};
+    return (struct param){.key = key, .rank = 2, .dim = {m->local, n}, .init = INIT_ZERO, .expert = true, .wide = true};
 }
 
 /* Gate and up rows in alternating blocks, as the activation reads them; on disk they stay halves. */
@@ -207,11 +192,8 @@ static struct row_layout interleaved_rows(const struct moe *m)
     int64_t g = m->act.interleave;
     if (g == 0)
         return (struct row_layout){0};
-    return (struct row_layout){.n_sections = 2,
-                               .groups = m->ffn / g,
-                               .rows = {g, g},
-                               .grouped_in_memory = true,
-                               .matrices = m->local};
+    return (struct row_layout){
+        .n_sections = 2, .groups = m->ffn / g, .rows = {g, g}, .grouped_in_memory = true, .matrices = m->local};
 }
 
 /* Token to experts. Until a checkpoint brings a trained one, token t goes to experts t, t + 1, ... */
@@ -233,10 +215,8 @@ static void declare_params(struct build *b, const struct moe *m, struct moe_slot
     struct param router = param_matrix("mlp.router.weight", m->experts, m->width, c->init_std);
     struct param router_bias = param_vector("mlp.router.bias", m->experts, INIT_ZERO);
     struct param bias = param_vector("mlp.router.expert_bias", m->experts, INIT_ZERO);
-    struct param p1 =
-        expert_matrix("mlp.experts.linear_fc1.weight", m, m->wide, m->width, c->init_std);
-    struct param p2 =
-        expert_matrix("mlp.experts.linear_fc2.weight", m, m->width, m->ffn, output_std(b));
+    struct param p1 = expert_matrix("mlp.experts.linear_fc1.weight", m, m->wide, m->width, c->init_std);
+    struct param p2 = expert_matrix("mlp.experts.linear_fc2.weight", m, m->width, m->ffn, output_std(b));
     struct param b1 = expert_vector("mlp.experts.linear_fc1.bias", m, m->wide),
                  b2 = expert_vector("mlp.experts.linear_fc2.bias", m, m->width);
     bias.buffer = true;
@@ -286,12 +266,11 @@ static slot_id declare_metrics(struct build *b, const struct moe *m)
             continue;
         if (mem_grow((void **)&l->m, &l->cap, (size_t)l->n + 1, sizeof *l->m, &b->g->err) != ST_OK)
             return NO_SLOT;
-        l->m[l->n++] =
-            (struct metric){.tag = tags[i],
-                            .layer = b->layer,
-                            .n = 1,
-                            .objective = i == ROUTER_STAT_LOSS,
-                            .offset = b->g->slots[stat].offset + i * (int64_t)sizeof(double)};
+        l->m[l->n++] = (struct metric){.tag = tags[i],
+                                       .layer = b->layer,
+                                       .n = 1,
+                                       .objective = i == ROUTER_STAT_LOSS,
+                                       .offset = b->g->slots[stat].offset + i * (int64_t)sizeof(double)};
     }
     return stat;
 }
@@ -316,23 +295,24 @@ static void declare_state(struct build *b, const struct moe *m, struct moe_slots
     ep_declare_tally_sum(b, s->tally);
     if (b->g->err.code != ST_OK)
         return;
-    build_update(b, &(struct update_decl){
-                        .name = graph_name(b->g, "expert_bias"),
-                        .fn = bias_step,
-                        .self = m,
-                        .n_uses = BIAS_USES,
-                        .use = {[BIAS_TALLY] = {tally, ARENA_STATE, b->g->slots[s->tally].offset, USE_READ},
-                                [BIAS_BIAS] = {tensor_1d(NULL, b->dev->wide, m->experts), ARENA_PARAM,
-                                               b->g->slots[s->bias.w].offset, USE_ADD}}});
+    build_update(
+        b, &(struct update_decl){.name = graph_name(b->g, "expert_bias"),
+                                 .fn = bias_step,
+                                 .self = m,
+                                 .n_uses = BIAS_USES,
+                                 .use = {[BIAS_TALLY] = {tally, ARENA_STATE, b->g->slots[s->tally].offset, USE_READ},
+                                         [BIAS_BIAS] = {tensor_1d(NULL, b->dev->wide, m->experts), ARENA_PARAM,
+                                                        b->g->slots[s->bias.w].offset, USE_ADD}}});
 }
 
-/* Where the trainer wants to know the choices of each microbatch they stay in memory of their own, and where it dictates
- * them it finds room for that. A table of tokens leaves nothing to choose. */
+/* Where the trainer wants to know the choices of each microbatch they stay in memory of their own, and where it
+ * dictates them it finds room for that. A table of tokens leaves nothing to choose. */
 static void declare_routes(struct build *b, const struct moe *m, struct moe_slots *s)
 {
     const struct config_train *t = &b->cfg->train;
     struct tensor shape = tensor_2d(NULL, DT_I32, b->rows, m->k);
-    bool open = training(b) && !m->hashed, record = open && t->record_routes[0] != '\0', replay = open && t->replay_routes[0] != '\0';
+    bool open = training(b) && !m->hashed, record = open && t->record_routes[0] != '\0',
+         replay = open && t->replay_routes[0] != '\0';
     struct route_list *l = b->routes;
     s->idx = record ? build_state(b, "idx", shape) : graph_slot(b->g, "idx", shape);
     s->given = replay ? build_state(b, "given_idx", shape) : NO_SLOT;
@@ -395,14 +375,18 @@ static void declare_scatter(struct build *b, const struct moe_slots *s, const st
     GRAPH_OP(g, n, PH_BWD, unpermute, .x = of(g, s->home.dx), .row = of(g, s->home.row), .y = of(g, io->dh));
 }
 
-static void declare_router(struct build *b, const struct moe *m, const struct moe_slots *s,
-                           const struct core_io *io)
+static void declare_router(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
 {
     struct graph *g = b->g;
     bool jitters = s->hj != NO_SLOT;
     if (jitters) {
         int n = graph_node(g, "jitter", LANE_COMPUTE, NULL);
-        struct router_jitter_args a = {.x = of(g, io->h), .info = of(g, b->in.info), .y = of(g, s->hj), .eps = m->jitter, .key = m->jitter_key, .seq = m->seq};
+        struct router_jitter_args a = {.x = of(g, io->h),
+                                       .info = of(g, b->in.info),
+                                       .y = of(g, s->hj),
+                                       .eps = m->jitter,
+                                       .key = m->jitter_key,
+                                       .seq = m->seq};
         graph_op(g, n, PH_FWD, &router_jitter_desc, &a);
         graph_again(g, n, s->hj);
         a.x = of(g, s->dhj);
@@ -421,49 +405,52 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
                                     .plain = true});
     if (s->gate != s->logits) { /* the gradient goes straight through to the real logits */
         int n = graph_node(g, "noise", LANE_COMPUTE, NULL);
-        GRAPH_OP(g, n, PH_FWD, router_noise, .info = of(g, b->in.info), .logits = of(g, s->logits), .key = m->noise_key, .seq = m->seq);
+        GRAPH_OP(g, n, PH_FWD, router_noise, .info = of(g, b->in.info), .logits = of(g, s->logits), .key = m->noise_key,
+                 .seq = m->seq);
         graph_again(g, n, s->logits);
     }
     int n = graph_node(g, "select", LANE_COMPUTE, NULL);
     slot_id token = m->hashed ? b->in.token : NO_SLOT, table = m->hashed ? s->table.w : s->given;
-    GRAPH_OP(g, n, PH_FWD, router_fwd, .logits = of(g, s->logits), .bias = of(g, s->bias.w), .token = of(g, token), .table = of(g, table),
-             .probs = of(g, s->probs), .idx = of(g, s->idx), .load = of(g, s->load), .stat = of(g, s->stat), .tally = of(g, s->tally),
-             .global = of(g, s->global), .rule = m->rule);
+    GRAPH_OP(g, n, PH_FWD, router_fwd, .logits = of(g, s->logits), .bias = of(g, s->bias.w), .token = of(g, token),
+             .table = of(g, table), .probs = of(g, s->probs), .idx = of(g, s->idx), .load = of(g, s->load),
+             .stat = of(g, s->stat), .tally = of(g, s->tally), .global = of(g, s->global), .rule = m->rule);
     if (m->rule.coef.global_aux != 0)
         ep_declare_load_sum(b, s->load);
     if (!training(b))
         return;
     struct router_rule rule = m->rule;
     rule.coef.global_aux /= (double)m->batch_ranks; /* the load is their sum */
-    GRAPH_OP(g, n, PH_BWD, unpermute, .row = of(g, s->home.row), .xprob = of(g, s->home.dprob), .yprob = of(g, s->dprobs));
-    GRAPH_OP(g, n, PH_BWD, router_bwd, .dprobs = of(g, s->dprobs), .dloss = of(g, b->in.mb_share), .logits = of(g, s->logits), .idx = of(g, s->idx),
-             .load = of(g, s->load), .dlogits = of(g, s->dlogits), .rule = rule, .hashed = m->hashed);
+    GRAPH_OP(g, n, PH_BWD, unpermute, .row = of(g, s->home.row), .xprob = of(g, s->home.dprob),
+             .yprob = of(g, s->dprobs));
+    GRAPH_OP(g, n, PH_BWD, router_bwd, .dprobs = of(g, s->dprobs), .dloss = of(g, b->in.mb_share),
+             .logits = of(g, s->logits), .idx = of(g, s->idx), .load = of(g, s->load), .dlogits = of(g, s->dlogits),
+             .rule = rule, .hashed = m->hashed);
 }
 
-static void declare_permute(struct build *b, const struct moe *m, const struct moe_slots *s,
-                            const struct core_io *io)
+static void declare_permute(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
 {
     struct graph *g = b->g;
     double bytes = 2.0 * (double)tensor_bytes(&g->slots[s->xp].shape);
     int n = graph_node(g, "plan", LANE_COMPUTE, NULL);
     slot_id row = s->ep.on ? s->ep.sorted_row : s->home.row, src = s->ep.on ? s->ep.sorted_src : s->home.src;
-    GRAPH_OP(g, n, PH_FWD, moeplan, .idx = of(g, s->idx), .offset = of(g, s->home.offset), .row = of(g, row), .src = of(g, src));
+    GRAPH_OP(g, n, PH_FWD, moeplan, .idx = of(g, s->idx), .offset = of(g, s->home.offset), .row = of(g, row),
+             .src = of(g, src));
     if (s->ep.on)
         ep_declare_maps(b, &s->ep, &s->home);
     n = graph_node(g, "permute", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, permute, .x = of(g, io->h), .src = of(g, s->home.src), .row = of(g, s->home.row), .prob = of(g, s->probs),
-             .y = of(g, s->home.x), .yprob = of(g, s->home.prob), .k = m->k);
+    GRAPH_OP(g, n, PH_FWD, permute, .x = of(g, io->h), .src = of(g, s->home.src), .row = of(g, s->home.row),
+             .prob = of(g, s->probs), .y = of(g, s->home.x), .yprob = of(g, s->home.prob), .k = m->k);
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (!training(b))
         return;
     /* The probabilities are kept. */
-    GRAPH_OP(g, n, PH_REPLAY, permute, .x = of(g, io->h), .src = of(g, s->home.src), .row = of(g, s->home.row), .y = of(g, s->home.x), .k = m->k);
+    GRAPH_OP(g, n, PH_REPLAY, permute, .x = of(g, io->h), .src = of(g, s->home.src), .row = of(g, s->home.row),
+             .y = of(g, s->home.x), .k = m->k);
     graph_cost(g, n, PH_REPLAY, 0, bytes);
     graph_replay(g, s->home.x, n);
 }
 
-static void declare_experts(struct build *b, const struct moe *m, const struct moe_slots *s,
-                            const struct core_io *io)
+static void declare_experts(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
 {
     struct graph *g = b->g;
     experts_declare(b, &(struct experts){.offset = s->offset,
@@ -484,12 +471,14 @@ static void declare_experts(struct build *b, const struct moe *m, const struct m
         ep_declare_return(b, &s->ep, &s->home, s->yp, s->dyp);
     int n = graph_node(g, "combine", LANE_COMPUTE, NULL);
     double bytes = (double)tensor_bytes(&g->slots[s->home.y].shape);
-    GRAPH_OP(g, n, PH_FWD, unpermute, .x = of(g, s->home.y), .row = of(g, s->home.row), .base = of(g, s->shared), .y = of(g, io->f));
+    GRAPH_OP(g, n, PH_FWD, unpermute, .x = of(g, s->home.y), .row = of(g, s->home.row), .base = of(g, s->shared),
+             .y = of(g, io->f));
     graph_cost(g, n, PH_FWD, 0, bytes);
     graph_inplace(g, n, PH_FWD, s->shared, io->f);
     if (!training(b))
         return;
-    GRAPH_OP(g, n, PH_BWD, permute, .x = of(g, io->df), .src = of(g, s->home.src), .row = of(g, s->home.row), .y = of(g, s->home.dy), .k = m->k);
+    GRAPH_OP(g, n, PH_BWD, permute, .x = of(g, io->df), .src = of(g, s->home.src), .row = of(g, s->home.row),
+             .y = of(g, s->home.dy), .k = m->k);
     graph_cost(g, n, PH_BWD, 0, bytes);
 }
 
@@ -513,12 +502,13 @@ static int moe_declare(struct build *b, struct core_io *io)
     declare_router(b, m, &s, io);
     declare_permute(b, m, &s, io);
     if (s.ep.on)
-        ep_declare_dispatch(b, &s.ep, &s.home, &(struct ep_rows){.x = s.xp, .dx = s.dxp, .prob = s.prow, .dprob = s.dprow});
+        ep_declare_dispatch(b, &s.ep, &s.home,
+                            &(struct ep_rows){.x = s.xp, .dx = s.dxp, .prob = s.prow, .dprob = s.dprow});
     declare_experts(b, m, &s, io);
     return b->g->err.code;
 }
 
-/* ---- options -------------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 /* Physical layers in front of the first with experts; those of prediction depths are never hashed. */
 static bool hash_reaches(const struct config *c)
@@ -557,12 +547,12 @@ static bool bias_moves(const struct config *c) { return c->model.router_bias && 
 static bool drops(const struct config *c) { return c->model.router_capacity > 0; }
 static bool experts_shared(const struct config *c) { return c->parallel.ep > 1 || c->parallel.comm == CFG_COMM_LOOP; }
 
-static bool ep_without_experts(const struct config *c) { return c->parallel.ep > 1 && strchr(c->model.pattern, 'E') == NULL; }
-static bool experts_do_not_divide(const struct config *c) { return c->model.experts % max_i64(c->parallel.ep, 1) != 0; }
-static bool topk_above_experts(const struct config *c)
+static bool ep_without_experts(const struct config *c)
 {
-    return c->model.topk > c->model.experts;
+    return c->parallel.ep > 1 && strchr(c->model.pattern, 'E') == NULL;
 }
+static bool experts_do_not_divide(const struct config *c) { return c->model.experts % max_i64(c->parallel.ep, 1) != 0; }
+static bool topk_above_experts(const struct config *c) { return c->model.topk > c->model.experts; }
 
 /* The softmax over one chosen expert is 1, whatever the router says: it would never learn. */
 static bool softmax_of_one(const struct config *c)
@@ -602,10 +592,7 @@ static bool interleave_does_not_fit(const struct config *c)
     return m->glu_interleave != 0 && (!act_is_gated((enum act_kind)m->act) || m->expert_ffn % m->glu_interleave != 0);
 }
 
-static bool shared_gate_alone(const struct config *c)
-{
-    return c->model.shared_gate && c->model.shared_ffn == 0;
-}
+static bool shared_gate_alone(const struct config *c) { return c->model.shared_gate && c->model.shared_ffn == 0; }
 
 /* clang-format off */
 static const struct option_use moe_uses[] = {
@@ -711,7 +698,8 @@ static double moe_flops(const struct config *cfg, int64_t seq)
 {
     (void)seq;
     const struct config_model *c = &cfg->model;
-    return 4 * (double)c->hidden * (double)(c->expert_ffn * c->topk + c->shared_ffn) * (act_is_gated((enum act_kind)c->act) ? 1.5 : 1);
+    return 4 * (double)c->hidden * (double)(c->expert_ffn * c->topk + c->shared_ffn) *
+           (act_is_gated((enum act_kind)c->act) ? 1.5 : 1);
 }
 
 static bool moe_draws(const struct config *c) { return c->model.router_jitter > 0 || c->model.router_force_balance; }
@@ -723,8 +711,12 @@ const struct core_kind core_moe = {
     .norm_key = "pre_mlp_layernorm.weight",
     .ends_group = true,
     .has_experts = true,
-    .options = {KIND_ROWS(uses, moe_uses), KIND_ROWS(rules, moe_rules), KIND_ROWS(tiny, moe_tiny), .shrink = moe_shrink},
-    .keys = {.family = "expert", .place = KEY_PLACE_MLP, .transformer = true, .prefixes = {"mlp.", "pre_mlp_layernorm."}},
+    .options = {KIND_ROWS(uses, moe_uses), KIND_ROWS(rules, moe_rules), KIND_ROWS(tiny, moe_tiny),
+                .shrink = moe_shrink},
+    .keys = {.family = "expert",
+             .place = KEY_PLACE_MLP,
+             .transformer = true,
+             .prefixes = {"mlp.", "pre_mlp_layernorm."}},
     .recompute = {{"moe_act", {"moe.act"}}, {"shared_experts", {"moe.shared*"}}},
     .flops = moe_flops,
     .draws = moe_draws,

@@ -30,7 +30,7 @@ struct sum_node {
     const char *name;
 };
 
-/* ---- steps -------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 enum { COUNTS_OUT, COUNTS_IN };
 static int counts_fwd(const struct step_ctx *c)
@@ -91,7 +91,7 @@ static int load_step(const struct step_ctx *c)
     return comm_all_reduce(n->comm, c->lane, n->name, &t, &work);
 }
 
-/* ---- slots --------------------------------------------------------------------------------------------------------- */
+/* ---- slots ----------------------------------------------------------------------------------- */
 
 static int64_t buffer_rows(const struct build *b, int64_t local, int64_t k)
 {
@@ -99,7 +99,8 @@ static int64_t buffer_rows(const struct build *b, int64_t local, int64_t k)
     double factor = b->cfg->parallel.ep_capacity;
     if (factor == 0 && b->mesh->ep_rows == 0)
         return any;
-    int64_t wanted = b->mesh->ep_rows > 0 ? b->mesh->ep_rows : (int64_t)ceil(factor * (double)(b->rows * k) / (double)ranks);
+    int64_t wanted =
+        b->mesh->ep_rows > 0 ? b->mesh->ep_rows : (int64_t)ceil(factor * (double)(b->rows * k) / (double)ranks);
     return min_i64(max_i64(wanted, 1), any);
 }
 
@@ -110,7 +111,11 @@ static slot_id declare_need(struct build *b, int64_t cap)
     slot_id need = build_state(b, "ep_need", tensor_1d(NULL, DT_F64, 1));
     graph_sum(b->g, need);
     if (need != NO_SLOT && mem_grow((void **)&l->m, &l->cap, (size_t)l->n + 1, sizeof *l->m, &b->g->err) == ST_OK)
-        l->m[l->n++] = (struct metric){.tag = "buffer rows", .layer = b->layer, .n = 1, .offset = b->g->slots[need].offset, .room = cap,
+        l->m[l->n++] = (struct metric){.tag = "buffer rows",
+                                       .layer = b->layer,
+                                       .n = 1,
+                                       .offset = b->g->slots[need].offset,
+                                       .room = cap,
                                        .eval = !training(b)};
     return need;
 }
@@ -127,11 +132,14 @@ struct ep ep_declare_slots(struct build *b, struct ep_home *home, int64_t expert
     ep.cap = buffer_rows(b, ep.local, k);
     int64_t places = ranks * ep.cap;
     if (places > INT32_MAX)
-        err_set(&g->err, ST_INVALID, "buffers of %lld rows for %lld ranks are more than 2147483647 rows", (long long)ep.cap, (long long)ranks);
+        err_set(&g->err, ST_INVALID, "buffers of %lld rows for %lld ranks are more than 2147483647 rows",
+                (long long)ep.cap, (long long)ranks);
     struct ep_node *n = graph_own(g, sizeof *n);
     if (n == NULL)
         return ep;
-    *n = (struct ep_node){.comm = b->mesh->ep_comm, .ranks = ranks, .cap = ep.cap,
+    *n = (struct ep_node){.comm = b->mesh->ep_comm,
+                          .ranks = ranks,
+                          .cap = ep.cap,
                           .name = {graph_name(g, "counts"), graph_name(g, "dispatch"), graph_name(g, "return")}};
     ep.node = n;
     ep.sorted_row = home->row;
@@ -161,37 +169,38 @@ struct ep ep_declare_slots(struct build *b, struct ep_home *home, int64_t expert
     return ep;
 }
 
-/* ---- nodes ---------------------------------------------------------------------------------------------------------- */
+/* ---- nodes ----------------------------------------------------------------------------------- */
 
 void ep_declare_maps(struct build *b, const struct ep *ep, const struct ep_home *home)
 {
     struct graph *g = b->g;
     int n = graph_node(g, "ep_send", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, epsend, .offset = of(g, home->offset), .row = of(g, ep->sorted_row), .src = of(g, ep->sorted_src), .to = of(g, home->row),
-             .from = of(g, home->src), .count = of(g, ep->count), .rows = of(g, ep->rows), .need = of(g, ep->need));
+    GRAPH_OP(g, n, PH_FWD, epsend, .offset = of(g, home->offset), .row = of(g, ep->sorted_row),
+             .src = of(g, ep->sorted_src), .to = of(g, home->row), .from = of(g, home->src), .count = of(g, ep->count),
+             .rows = of(g, ep->rows), .need = of(g, ep->need));
     n = graph_node(g, "counts", LANE_COMM, ep->node);
     GRAPH_PHASE(g, n, PH_FWD, counts_fwd, [COUNTS_OUT] = READS(ep->count), [COUNTS_IN] = WRITES(ep->rcount));
     n = graph_node(g, "ep_recv", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, eprecv, .count = of(g, ep->rcount), .offset = of(g, ep->offset), .from = of(g, ep->from), .to = of(g, ep->to),
-             .rows = of(g, ep->rrows));
+    GRAPH_OP(g, n, PH_FWD, eprecv, .count = of(g, ep->rcount), .offset = of(g, ep->offset), .from = of(g, ep->from),
+             .to = of(g, ep->to), .rows = of(g, ep->rrows));
 }
 
-static struct tensor column(struct tensor t)
-{
-    return t.data == NULL ? t : tensor_2d(t.data, t.dtype, t.dim[0], 1);
-}
+static struct tensor column(struct tensor t) { return t.data == NULL ? t : tensor_2d(t.data, t.dtype, t.dim[0], 1); }
 
 /* Slabs -> rows by expert. prob and yprob may be NO_SLOT. */
-static void declare_sort(struct graph *g, int n, enum phase_id ph, const struct ep *ep, slot_id x, slot_id prob, slot_id y, slot_id yprob)
+static void declare_sort(struct graph *g, int n, enum phase_id ph, const struct ep *ep, slot_id x, slot_id prob,
+                         slot_id y, slot_id yprob)
 {
-    GRAPH_OP(g, n, ph, permute, .x = of(g, x), .src = of(g, ep->from), .row = of(g, ep->to), .prob = column(of(g, prob)), .y = of(g, y),
-             .yprob = of(g, yprob), .k = 1);
+    GRAPH_OP(g, n, ph, permute, .x = of(g, x), .src = of(g, ep->from), .row = of(g, ep->to),
+             .prob = column(of(g, prob)), .y = of(g, y), .yprob = of(g, yprob), .k = 1);
 }
 
 /* Rows by expert -> buffers. */
-static void declare_unsort(struct graph *g, int n, enum phase_id ph, const struct ep *ep, slot_id x, slot_id prob, slot_id y, slot_id yprob)
+static void declare_unsort(struct graph *g, int n, enum phase_id ph, const struct ep *ep, slot_id x, slot_id prob,
+                           slot_id y, slot_id yprob)
 {
-    GRAPH_OP(g, n, ph, unpermute, .x = of(g, x), .row = of(g, ep->to), .xprob = of(g, prob), .y = of(g, y), .yprob = column(of(g, yprob)));
+    GRAPH_OP(g, n, ph, unpermute, .x = of(g, x), .row = of(g, ep->to), .xprob = of(g, prob), .y = of(g, y),
+             .yprob = column(of(g, yprob)));
 }
 
 void ep_declare_dispatch(struct build *b, const struct ep *ep, const struct ep_home *home, const struct ep_rows *rows)
@@ -200,12 +209,15 @@ void ep_declare_dispatch(struct build *b, const struct ep *ep, const struct ep_h
     double bytes = (double)tensor_bytes(&g->slots[home->x].shape) + (double)tensor_bytes(&g->slots[home->prob].shape);
     int n = graph_node(g, "dispatch", LANE_COMM, ep->node);
     graph_role(g, n, ROLE_DISPATCH);
-    GRAPH_PHASE(g, n, PH_FWD, move_rows, [MOVE_X] = READS(home->x), [MOVE_PROB] = READS(home->prob), [MOVE_SENT] = READS(ep->rows),
+    GRAPH_PHASE(g, n, PH_FWD,
+                move_rows, [MOVE_X] = READS(home->x), [MOVE_PROB] = READS(home->prob), [MOVE_SENT] = READS(ep->rows),
                 [MOVE_GOT] = READS(ep->rrows), [MOVE_Y] = WRITES(ep->rx), [MOVE_YPROB] = WRITES(ep->rprob));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (training(b)) {
-        GRAPH_PHASE(g, n, PH_BWD, move_rows, [MOVE_X] = READS(ep->drx), [MOVE_PROB] = READS(ep->drprob), [MOVE_SENT] = READS(ep->rrows),
-                    [MOVE_GOT] = READS(ep->rows), [MOVE_Y] = WRITES(home->dx), [MOVE_YPROB] = WRITES(home->dprob));
+        GRAPH_PHASE(
+            g, n, PH_BWD,
+            move_rows, [MOVE_X] = READS(ep->drx), [MOVE_PROB] = READS(ep->drprob), [MOVE_SENT] = READS(ep->rrows),
+            [MOVE_GOT] = READS(ep->rows), [MOVE_Y] = WRITES(home->dx), [MOVE_YPROB] = WRITES(home->dprob));
         graph_cost(g, n, PH_BWD, 0, bytes);
     }
     n = graph_node(g, "arrive", LANE_COMPUTE, NULL);
@@ -232,10 +244,12 @@ void ep_declare_return(struct build *b, const struct ep *ep, const struct ep_hom
     }
     n = graph_node(g, "return", LANE_COMM, ep->node);
     graph_role(g, n, ROLE_COMBINE);
-    GRAPH_PHASE(g, n, PH_FWD, move_back, [BACK_X] = READS(ep->ry), [BACK_SENT] = READS(ep->rrows), [BACK_GOT] = READS(ep->rows), [BACK_Y] = WRITES(home->y));
+    GRAPH_PHASE(g, n, PH_FWD, move_back, [BACK_X] = READS(ep->ry), [BACK_SENT] = READS(ep->rrows),
+                [BACK_GOT] = READS(ep->rows), [BACK_Y] = WRITES(home->y));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (training(b)) {
-        GRAPH_PHASE(g, n, PH_BWD, move_back, [BACK_X] = READS(home->dy), [BACK_SENT] = READS(ep->rows), [BACK_GOT] = READS(ep->rrows), [BACK_Y] = WRITES(ep->dry));
+        GRAPH_PHASE(g, n, PH_BWD, move_back, [BACK_X] = READS(home->dy), [BACK_SENT] = READS(ep->rows),
+                    [BACK_GOT] = READS(ep->rrows), [BACK_Y] = WRITES(ep->dry));
         graph_cost(g, n, PH_BWD, 0, bytes);
     }
 }
@@ -269,7 +283,12 @@ void ep_declare_tally_sum(struct build *b, slot_id tally)
     slot_id work = build_state(b, "tally_work", all);
     if (self == NULL || work == NO_SLOT)
         return;
-    build_update(b, &(struct update_decl){.name = self->name, .lane = LANE_COMM, .fn = sum_step, .self = self, .n_uses = SUM_USES,
-                                          .use = {[SUM_TENSOR] = {shape, ARENA_STATE, b->g->slots[tally].offset, USE_ADD},
-                                                  [SUM_WORK] = {all, ARENA_STATE, b->g->slots[work].offset, USE_WRITE}}});
+    build_update(b,
+                 &(struct update_decl){.name = self->name,
+                                       .lane = LANE_COMM,
+                                       .fn = sum_step,
+                                       .self = self,
+                                       .n_uses = SUM_USES,
+                                       .use = {[SUM_TENSOR] = {shape, ARENA_STATE, b->g->slots[tally].offset, USE_ADD},
+                                               [SUM_WORK] = {all, ARENA_STATE, b->g->slots[work].offset, USE_WRITE}}});
 }

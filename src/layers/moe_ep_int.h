@@ -6,10 +6,10 @@
 
 /* Slots where the tokens are: maps of the rows, the rows and what comes back. */
 struct ep_home {
-    slot_id offset;            /* of all experts: moeplan's */
-    slot_id row, src;          /* maps that permute and unpermute use; with other ranks they lead into buffers */
+    slot_id offset;             /* of all experts: moeplan's */
+    slot_id row, src;           /* maps that permute and unpermute use; with other ranks they lead into buffers */
     slot_id x, dx, prob, dprob; /* sent */
-    slot_id y, dy;             /* returned */
+    slot_id y, dy;              /* returned */
 };
 /* Slots where the experts are, sorted by expert. */
 struct ep_rows {
@@ -18,12 +18,12 @@ struct ep_rows {
 struct ep {
     bool on;
     int64_t ranks, cap, local;
-    slot_id sorted_row, sorted_src;       /* moeplan's maps, from which the buffers' are made */
-    slot_id count, rows;                  /* I32 [ranks, local], [ranks]: what leaves */
-    slot_id rcount, rrows;                /* what arrives */
-    slot_id offset, to, from;             /* of the local experts, and between buffers and their rows */
+    slot_id sorted_row, sorted_src;          /* moeplan's maps, from which the buffers' are made */
+    slot_id count, rows;                     /* I32 [ranks, local], [ranks]: what leaves */
+    slot_id rcount, rrows;                   /* what arrives */
+    slot_id offset, to, from;                /* of the local experts, and between buffers and their rows */
     slot_id rx, drx, rprob, drprob, ry, dry; /* buffers at the experts */
-    slot_id need;                         /* F64 [1], persistent: largest buffer of the step */
+    slot_id need;                            /* F64 [1], persistent: largest buffer of the step */
     const struct ep_node *node;
 };
 

@@ -1,14 +1,14 @@
 /* The MLPs of experts: two grouped products and what lies between them (moe.c says what the letters mean).
  *   pre [R, w] = x W1_e^T + b1_e;  act [R, f] = prob * act(pre);  y [R, d] = act W2_e^T + prob * b2_e
- * Two ways to the same numbers. In steps: products and activation are nodes of their own, and act is kept for the weight
- * gradient of fc2 or recomputed. Fused, as GPUs want it: fc1 makes pre and act; the backward of fc2 goes through the
- * activation and recomputes act, so that only pre is kept. On hosts both give the same bits. */
+ * Two ways to the same numbers. In steps: products and activation are nodes of their own, and act is kept for the
+ * weight gradient of fc2 or recomputed. Fused, as GPUs want it: fc1 makes pre and act; the backward of fc2 goes through
+ * the activation and recomputes act, so that only pre is kept. On hosts both give the same bits. */
 #include "layers/moe_experts_int.h"
 #include "ops/act/act.h"
 #include "ops/expert/expert.h"
 #include "ops/gmm/gmm.h"
 
-/* ---- nodes -------------------------------------------------------------------------------------------------------------- */
+/* ---- nodes ----------------------------------------------------------------------------------- */
 
 /* Between the products. again: act as the fused backward makes it. */
 struct between {
@@ -28,13 +28,13 @@ static struct product_cost product_cost(const struct build *b, slot_id x, slot_i
 }
 
 /* A product's weight gradient from its input and the gradient of its output. */
-static void declare_dw(struct build *b, int n, const struct experts *e, slot_id dy, slot_id x, slot_id prob, const struct weight *w,
-                       const struct weight *bias)
+static void declare_dw(struct build *b, int n, const struct experts *e, slot_id dy, slot_id x, slot_id prob,
+                       const struct weight *w, const struct weight *bias)
 {
     struct product_cost cost = product_cost(b, x, dy, w->w);
     struct graph *g = b->g;
-    GRAPH_OP(g, n, PH_DW, gmm_bwd, .dy = of(g, dy), .x = of(g, x), .prob = of(g, prob), .offset = of(g, e->offset), .dw = of(g, w->dw),
-             .dbias = of(g, bias->dw));
+    GRAPH_OP(g, n, PH_DW, gmm_bwd, .dy = of(g, dy), .x = of(g, x), .prob = of(g, prob), .offset = of(g, e->offset),
+             .dw = of(g, w->dw), .dbias = of(g, bias->dw));
     graph_cost(b->g, n, PH_DW, cost.flops, cost.bytes);
 }
 
@@ -51,7 +51,8 @@ static void declare_fc1(struct build *b, const struct experts *e, const struct b
     struct graph *g = b->g;
     struct product_cost cost = product_cost(b, e->x, s->pre, e->w1.w);
     int n = graph_node(g, "fc1", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, gmm_fwd, .x = of(g, e->x), .w = of(g, e->w1.w), .bias = of(g, e->b1.w), .offset = of(g, e->offset), .y = of(g, s->pre));
+    GRAPH_OP(g, n, PH_FWD, gmm_fwd, .x = of(g, e->x), .w = of(g, e->w1.w), .bias = of(g, e->b1.w),
+             .offset = of(g, e->offset), .y = of(g, s->pre));
     graph_cost(g, n, PH_FWD, cost.flops, cost.bytes);
     if (!training(b))
         return;
@@ -70,10 +71,11 @@ static void declare_act(struct build *b, const struct experts *e, const struct b
     if (!training(b))
         return;
     graph_again(g, n, s->act);
-    GRAPH_OP(g, n, PH_BWD, act_bwd, .dy = of(g, s->dact), .x = of(g, s->pre), .prob = of(g, e->prob), .dx = of(g, s->dpre), .dprob = of(g, e->dprob),
-             .rule = *e->act);
+    GRAPH_OP(g, n, PH_BWD, act_bwd, .dy = of(g, s->dact), .x = of(g, s->pre), .prob = of(g, e->prob),
+             .dx = of(g, s->dpre), .dprob = of(g, e->dprob), .rule = *e->act);
     if (e->b2.w != NO_SLOT) /* the probability also scales the bias of fc2, which adds to its gradient */
-        GRAPH_OP(g, n, PH_BWD, gmm_bwd, .dy = of(g, e->dy), .bias = of(g, e->b2.w), .offset = of(g, e->offset), .dprob = of(g, e->dprob));
+        GRAPH_OP(g, n, PH_BWD, gmm_bwd, .dy = of(g, e->dy), .bias = of(g, e->b2.w), .offset = of(g, e->offset),
+                 .dprob = of(g, e->dprob));
     graph_inplace(g, n, PH_BWD, s->pre, s->dpre); /* the pre-activations die here */
     graph_cost(g, n, PH_BWD, 16 * elems, 2.5 * elems * size);
 }
@@ -85,8 +87,8 @@ static int declare_fc2(struct build *b, const struct experts *e, const struct be
     slot_id prob = e->b2.w != NO_SLOT ? e->prob : NO_SLOT;
     struct product_cost cost = product_cost(b, s->act, e->y, e->w2.w);
     int n = graph_node(g, "fc2", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, gmm_fwd, .x = of(g, s->act), .w = of(g, e->w2.w), .bias = of(g, e->b2.w), .prob = of(g, prob), .offset = of(g, e->offset),
-             .y = of(g, e->y));
+    GRAPH_OP(g, n, PH_FWD, gmm_fwd, .x = of(g, s->act), .w = of(g, e->w2.w), .bias = of(g, e->b2.w),
+             .prob = of(g, prob), .offset = of(g, e->offset), .y = of(g, e->y));
     graph_cost(g, n, PH_FWD, cost.flops, cost.bytes);
     if (!training(b))
         return n;
@@ -102,8 +104,9 @@ static void declare_up(struct build *b, const struct experts *e, const struct be
     struct graph *g = b->g;
     struct product_cost cost = product_cost(b, e->x, s->pre, e->w1.w);
     int n = graph_node(g, "fc1", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, expert_up, .x = of(g, e->x), .w = of(g, e->w1.w), .bias = of(g, e->b1.w), .prob = of(g, e->prob),
-             .offset = of(g, e->offset), .pre = of(g, s->pre), .y = of(g, s->act), .rule = *e->act);
+    GRAPH_OP(g, n, PH_FWD, expert_up, .x = of(g, e->x), .w = of(g, e->w1.w), .bias = of(g, e->b1.w),
+             .prob = of(g, e->prob), .offset = of(g, e->offset), .pre = of(g, s->pre), .y = of(g, s->act),
+             .rule = *e->act);
     graph_cost(g, n, PH_FWD, cost.flops, cost.bytes);
     if (!training(b))
         return;
@@ -120,9 +123,9 @@ static void declare_down(struct build *b, const struct experts *e, const struct 
     if (!training(b))
         return;
     struct product_cost cost = product_cost(b, s->again, e->dy, e->w2.w);
-    GRAPH_OP(g, n, PH_BWD, expert_down_bwd, .dz = of(g, e->dy), .w = of(g, e->w2.w), .bias = of(g, e->b2.w), .pre = of(g, s->pre),
-             .prob = of(g, e->prob), .offset = of(g, e->offset), .dpre = of(g, s->dpre), .y = of(g, s->again), .dprob = of(g, e->dprob),
-             .rule = *e->act);
+    GRAPH_OP(g, n, PH_BWD, expert_down_bwd, .dz = of(g, e->dy), .w = of(g, e->w2.w), .bias = of(g, e->b2.w),
+             .pre = of(g, s->pre), .prob = of(g, e->prob), .offset = of(g, e->offset), .dpre = of(g, s->dpre),
+             .y = of(g, s->again), .dprob = of(g, e->dprob), .rule = *e->act);
     graph_inplace(g, n, PH_BWD, s->pre, s->dpre); /* the pre-activations die here */
     graph_cost(g, n, PH_BWD, cost.flops, cost.bytes + 2 * (double)tensor_bytes(&g->slots[s->pre].shape));
 }

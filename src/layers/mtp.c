@@ -32,20 +32,24 @@ static struct tensor by_stream(const struct entry *m, struct tensor t)
 }
 
 /* The normed embedding and hidden state: halves of one tensor, or a tensor each. */
-static struct tensor normed_e(const struct entry *m, struct tensor e) { return m->streams > 1 ? e : tensor_cols(&e, 0, m->hidden); }
+static struct tensor normed_e(const struct entry *m, struct tensor e)
+{
+    return m->streams > 1 ? e : tensor_cols(&e, 0, m->hidden);
+}
 static struct tensor normed_h(const struct entry *m, struct tensor e, struct tensor h)
 {
     return m->streams > 1 ? by_stream(m, h) : tensor_cols(&e, m->hidden, m->hidden);
 }
 
-/* ---- declaration ------------------------------------------------------------------------------------------------ */
+/* ---- declaration ----------------------------------------------------------------------------- */
 
 /* Normed embedding and hidden state with their gradients; with one stream en, den hold both and hn, dhn are absent. */
 struct normed {
     slot_id en, den, hn, dhn;
 };
 
-static void declare_norms(struct build *b, const struct entry *m, slot_id e, slot_id de, const struct mtp_io *io, const struct normed *y)
+static void declare_norms(struct build *b, const struct entry *m, slot_id e, slot_id de, const struct mtp_io *io,
+                          const struct normed *y)
 {
     struct graph *g = b->g;
     struct norm enorm = norm_weights(b, "enorm.weight", m->hidden), hnorm = norm_weights(b, "hnorm.weight", m->hidden);
@@ -56,7 +60,8 @@ static void declare_norms(struct build *b, const struct entry *m, slot_id e, slo
     norm_forward(g, n, PH_FWD, &hnorm, by_stream(m, of(g, io->h)), normed_h(m, of(g, y->en), of(g, y->hn)));
     graph_again(g, n, y->en);
     graph_again(g, n, y->hn);
-    /* With one stream the head's contribution to dh is already there; the contraction of several adds its own after this. */
+    /* With one stream the head's contribution to dh is already there; the contraction of several adds its own after
+     * this. */
     struct tensor dh = by_stream(m, of(g, io->dh)), none = {0};
     graph_sum(g, io->dh);
     norm_backward(g, n, &enorm, normed_e(m, of(g, y->den)), of(g, e), none, of(g, de));
@@ -75,23 +80,40 @@ static void declare_eh_proj(struct build *b, const struct normed *y, struct mtp_
     param_replicate(&p, GRAD_OVER_TOKENS);
     io->x = build_real(b, "x", b->rows, d);
     io->dx = build_grad(b, "dx", b->rows, d);
-    linear_declare(b, "eh_proj", &(struct linear){.x = y->en, .y = io->x, .dy = io->dx, .dx = y->den, .w = build_linear_weight(b, &p), .bias = no_weight(),
-                                                  .in = 2 * d, .out = d});
+    linear_declare(b, "eh_proj",
+                   &(struct linear){.x = y->en,
+                                    .y = io->x,
+                                    .dy = io->dx,
+                                    .dx = y->den,
+                                    .w = build_linear_weight(b, &p),
+                                    .bias = no_weight(),
+                                    .in = 2 * d,
+                                    .out = d});
 }
 
 static void declare_streams(struct build *b, const struct entry *m, const struct normed *y, struct mtp_io *io)
 {
     struct graph *g = b->g;
     int64_t d = m->hidden, wide = m->streams * d;
-    struct param pe = param_matrix("e_proj.weight", d, d, b->cfg->model.init_std), ph = param_matrix("h_proj.weight", d, d, b->cfg->model.init_std);
+    struct param pe = param_matrix("e_proj.weight", d, d, b->cfg->model.init_std),
+                 ph = param_matrix("h_proj.weight", d, d, b->cfg->model.init_std);
     param_replicate(&pe, GRAD_OVER_TOKENS);
     param_replicate(&ph, GRAD_OVER_TOKENS);
     slot_id ep = build_real(b, "e_proj", b->rows, d), dep = build_grad(b, "de_proj", b->rows, d);
-    linear_declare(b, "e_proj", &(struct linear){.x = y->en, .y = ep, .dy = dep, .dx = y->den, .w = build_linear_weight(b, &pe), .bias = no_weight(), .in = d, .out = d});
+    linear_declare(b, "e_proj",
+                   &(struct linear){.x = y->en,
+                                    .y = ep,
+                                    .dy = dep,
+                                    .dx = y->den,
+                                    .w = build_linear_weight(b, &pe),
+                                    .bias = no_weight(),
+                                    .in = d,
+                                    .out = d});
     struct weight w = build_weight(b, &ph);
     io->x = build_real(b, "stream", b->rows, wide);
     io->dx = build_grad(b, "dstream", b->rows, wide);
-    double flops = 2 * (double)(b->rows * wide * d), bytes = 2 * (double)(b->rows * wide) * (double)dtype_bytes(b->dev->real);
+    double flops = 2 * (double)(b->rows * wide * d),
+           bytes = 2 * (double)(b->rows * wide) * (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "h_proj", LANE_COMPUTE, NULL);
     struct tensor x = by_stream(m, of(g, io->x)), dx = by_stream(m, of(g, io->dx)), hn = by_stream(m, of(g, y->hn));
     GRAPH_OP(g, n, PH_FWD, mhc_expand_fwd, .x = of(g, ep), .y = of(g, io->x));
@@ -116,8 +138,10 @@ int mtp_declare(struct build *b, int depth, struct mtp_io *io)
     struct tensor shape = tensor_1d(NULL, DT_I32, b->rows);
     slot_id token = graph_slot(g, "token", shape), label = graph_slot(g, "label", shape);
     int n = graph_node(g, "shift", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->token), .doc_start = ids(b, b->in.doc_start), .y = ids(b, token), .fill = 0);
-    GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->label), .doc_start = ids(b, b->in.doc_start), .y = ids(b, label), .fill = -1);
+    GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->token), .doc_start = ids(b, b->in.doc_start), .y = ids(b, token),
+             .fill = 0);
+    GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->label), .doc_start = ids(b, b->in.doc_start), .y = ids(b, label),
+             .fill = -1);
     if (learned) { /* a token of the next position brings its position along, as in Megatron */
         slot_id pos = graph_slot(g, "pos", shape);
         GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->pos), .doc_start = ids(b, b->in.doc_start), .y = ids(b, pos),
@@ -132,7 +156,8 @@ int mtp_declare(struct build *b, int depth, struct mtp_io *io)
     graph_scope(g, -1, scope);
     snprintf(b->prefix, sizeof b->prefix, "mtp.layers.%d.", depth);
     bool wide = io->streams > 1;
-    struct normed y = {.en = build_real(b, wide ? "en" : "cat", b->rows, wide ? d : 2 * d), .hn = NO_SLOT, .dhn = NO_SLOT};
+    struct normed y = {
+        .en = build_real(b, wide ? "en" : "cat", b->rows, wide ? d : 2 * d), .hn = NO_SLOT, .dhn = NO_SLOT};
     y.den = build_grad(b, wide ? "den" : "dcat", b->rows, wide ? d : 2 * d);
     if (wide) {
         y.hn = build_real(b, "hn", b->rows, io->streams * d);

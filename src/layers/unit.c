@@ -53,9 +53,7 @@ void units_close(struct units *u)
     free(u);
 }
 
-/* ---- steps
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* Tensors of parameter k in a step: the shard that is kept (absent: it is a part of the whole one),
  * and the whole. */
@@ -63,10 +61,7 @@ enum { PER_PARAM = 2 };
 static int own_use(int k) { return PER_PARAM * k; }
 static int whole_use(int k) { return PER_PARAM * k + 1; }
 
-static struct comm *comm_of(const struct unit_exchange *x)
-{
-    return x->experts ? x->mesh->edp_comm : x->mesh->dp_comm;
-}
+static struct comm *comm_of(const struct unit_exchange *x) { return x->experts ? x->mesh->edp_comm : x->mesh->dp_comm; }
 
 static struct tensor whole_of(const struct step_ctx *c, const struct unit_exchange *x, int k)
 {
@@ -98,8 +93,7 @@ static int gather_all(const struct step_ctx *c, const struct unit_exchange *x, b
 
 static int no_comm(const struct step_ctx *c, const struct unit_exchange *x)
 {
-    return err_set(c->lane->err, ST_INTERNAL, "%s: this plan was made without the ranks it is for",
-                   x->what);
+    return err_set(c->lane->err, ST_INTERNAL, "%s: this plan was made without the ranks it is for", x->what);
 }
 
 static int gather_step(const struct step_ctx *c)
@@ -123,10 +117,8 @@ static int sum_all(const struct step_ctx *c, const struct unit_exchange *x)
         struct tensor whole = whole_of(c, x, k), own = own_of(c, x, k);
         bool add = c->t[own_use(k)].data != NULL && c->add[own_use(k)];
         for (int64_t from = 0; from < p->piece; from += x->most) {
-            struct piece_slice s = {.piece = p->piece,
-                                    .from = from,
-                                    .n = min_i64(x->most, p->piece - from),
-                                    .bf16 = p->bf16};
+            struct piece_slice s = {
+                .piece = p->piece, .from = from, .n = min_i64(x->most, p->piece - from), .bf16 = p->bf16};
             int64_t room = comm_sum_room(comm->size, s.n, p->type, s.bf16);
             if (used + room > tensor_bytes(work)) {
                 TRY(comm_group_end(comm, c->lane));
@@ -152,9 +144,7 @@ static int reduce_step(const struct step_ctx *c)
     return x->collect ? gather_all(c, x, false) : ST_OK;
 }
 
-/* ---- declaring the nodes
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- declaring the nodes --------------------------------------------------------------------- */
 
 /* In the open unit's scope, whatever layer is declaring. */
 static int add_node(struct build *b, const char *name, enum node_role role)
@@ -180,8 +170,8 @@ static int add_node(struct build *b, const char *name, enum node_role role)
 
 static int add_member(struct build *b, struct members *m, int index, slot_id whole)
 {
-    if (b->g->err.code != ST_OK || mem_grow((void **)&m->list, &m->cap, (size_t)m->n + 1,
-                                            sizeof *m->list, &b->g->err) != ST_OK)
+    if (b->g->err.code != ST_OK ||
+        mem_grow((void **)&m->list, &m->cap, (size_t)m->n + 1, sizeof *m->list, &b->g->err) != ST_OK)
         return b->g->err.code;
     m->list[m->n++] = (struct member){.index = index, .whole = whole};
     return ST_OK;
@@ -196,15 +186,13 @@ static slot_id shard_slot(struct build *b, int index, enum kept_form form)
     if (s.n == 0 || !mesh_shards(b->mesh, &row->p, form))
         return NO_SLOT;
     bool grad = form == KEPT_GRADIENT;
-    struct tensor shape =
-        tensor_1d(NULL, grad ? b->dev->wide : param_dtype(&row->p, b->dev->real), s.n);
-    return graph_persistent(b->g, grad ? "grad_shard" : "shard", shape,
-                            grad ? ARENA_GRAD : ARENA_PARAM, grad ? row->grad_offset : row->offset);
+    struct tensor shape = tensor_1d(NULL, grad ? b->dev->wide : param_dtype(&row->p, b->dev->real), s.n);
+    return graph_persistent(b->g, grad ? "grad_shard" : "shard", shape, grad ? ARENA_GRAD : ARENA_PARAM,
+                            grad ? row->grad_offset : row->offset);
 }
 
 /* Sizes of the members; returns the bytes that all have together. */
-static double fill_exchange(struct build *b, const struct members *m, struct unit_exchange *x,
-                            bool grads)
+static double fill_exchange(struct build *b, const struct members *m, struct unit_exchange *x, bool grads)
 {
     double bytes = 0;
     x->part = graph_own(b->g, (size_t)m->n * sizeof *x->part);
@@ -213,8 +201,7 @@ static double fill_exchange(struct build *b, const struct members *m, struct uni
         struct shard s = mesh_shard(b->mesh, p);
         x->part[k] = (struct unit_part){.elems = param_elems(p), .piece = s.piece, .own = s.n};
         x->part[k].type = grads ? b->dev->wide : param_dtype(p, b->dev->real);
-        x->part[k].bf16 = grads && b->cfg->parallel.reduce == CFG_REDUCE_BF16 &&
-                          param_dtype(p, DT_BF16) == DT_BF16;
+        x->part[k].bf16 = grads && b->cfg->parallel.reduce == CFG_REDUCE_BF16 && param_dtype(p, DT_BF16) == DT_BF16;
         bytes += (double)(x->part[k].elems * (int64_t)dtype_bytes(x->part[k].type));
         x->experts = p->expert;
         x->n = m->n;
@@ -240,8 +227,7 @@ static void declare_gather(struct build *b, const struct members *m)
     x->once = g->nodes[m->node].per_step = b->mesh->zero < 3;
     for (int k = 0; k < m->n; k++) {
         use[own_use(k)] = (struct use)READS(shard_slot(b, m->list[k].index, KEPT_WEIGHT));
-        use[whole_use(k)] =
-            (struct use){.slot = m->list[k].whole, .mode = x->once ? USE_ADD : USE_WRITE};
+        use[whole_use(k)] = (struct use){.slot = m->list[k].whole, .mode = x->once ? USE_ADD : USE_WRITE};
     }
     graph_phase(g, m->node, PH_FWD, gather_step, use, PER_PARAM * m->n);
     graph_cost(g, m->node, PH_FWD, 0, bytes);
@@ -262,8 +248,7 @@ static int64_t sum_room(const struct unit_exchange *x, int ranks, int64_t messag
     for (int k = 0; k < x->n; k++) {
         int64_t piece = x->part[k].piece;
         for (int64_t from = 0; from < piece; from += x->most) {
-            int64_t room = comm_sum_room(ranks, min_i64(x->most, piece - from), x->part[k].type,
-                                         x->part[k].bf16);
+            int64_t room = comm_sum_room(ranks, min_i64(x->most, piece - from), x->part[k].type, x->part[k].bf16);
             largest = max_i64(largest, room);
             all += room;
         }
@@ -284,23 +269,19 @@ static void declare_reduce(struct build *b, const struct members *m, enum phase_
     int ranks = mesh_copies(b->mesh, &b->params->list[m->list[0].index].p);
     x->once = g->nodes[m->node].per_step = b->mesh->zero < 2;
     x->collect = b->mesh->zero == 0;
-    x->most = max_i64(16, (int64_t)(message / (double)(ranks * (int)dtype_bytes(b->dev->wide))) /
-                              16 * 16);
+    x->most = max_i64(16, (int64_t)(message / (double)(ranks * (int)dtype_bytes(b->dev->wide))) / 16 * 16);
     for (int k = 0; k < m->n; k++) {
         use[own_use(k)] = (struct use)ADDS(shard_slot(b, m->list[k].index, KEPT_GRADIENT));
-        use[whole_use(k)] =
-            (struct use){.slot = m->list[k].whole, .mode = x->once ? USE_ADD : USE_READ};
+        use[whole_use(k)] = (struct use){.slot = m->list[k].whole, .mode = x->once ? USE_ADD : USE_READ};
     }
     int64_t room = sum_room(x, ranks, (int64_t)message);
-    use[PER_PARAM * m->n] = (struct use)WRITES(graph_slot(
-        g, x->experts ? "reduce_experts_work" : "reduce_work", tensor_1d(NULL, DT_U8, room)));
+    use[PER_PARAM * m->n] = (struct use)WRITES(
+        graph_slot(g, x->experts ? "reduce_experts_work" : "reduce_work", tensor_1d(NULL, DT_U8, room)));
     graph_phase(g, m->node, ph, reduce_step, use, PER_PARAM * m->n + 1);
     graph_cost(g, m->node, ph, 0, bytes);
 }
 
-/* ---- units
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- units ----------------------------------------------------------------------------------- */
 
 static void members_clear(struct members *m)
 {
@@ -319,7 +300,8 @@ static void end_unit(struct build *b)
     }
 }
 
-/* Nodes stand in front of all others of the unit, also of those that get weights later (adapters); without members they do nothing. */
+/* Nodes stand in front of all others of the unit, also of those that get weights later (adapters); without members they
+ * do nothing. */
 static void add_nodes(struct build *b, enum side side)
 {
     struct units *u = b->units;
@@ -357,8 +339,7 @@ void units_finish(struct build *b)
     u->layer = -1;
     for (int k = 0; k < SIDES; k++) {
         if (u->late[k].n > 0)
-            u->late[k].node =
-                add_node(b, k == SIDE_EXPERTS ? "reduce_experts" : "reduce", ROLE_REDUCE);
+            u->late[k].node = add_node(b, k == SIDE_EXPERTS ? "reduce_experts" : "reduce", ROLE_REDUCE);
         declare_reduce(b, &u->late[k], PH_FWD);
         members_clear(&u->late[k]);
     }
@@ -369,8 +350,7 @@ void units_finish(struct build *b)
 static struct bound *bound_of(struct build *b, int index)
 {
     struct units *u = b->units;
-    if (mem_grow((void **)&u->of, &u->cap_of, (size_t)index + 1, sizeof *u->of, &b->g->err) !=
-        ST_OK)
+    if (mem_grow((void **)&u->of, &u->cap_of, (size_t)index + 1, sizeof *u->of, &b->g->err) != ST_OK)
         return NULL;
     for (; u->n_of <= index; u->n_of++)
         u->of[u->n_of] = (struct bound){.w = NO_SLOT, .dw = NO_SLOT, .unit = -1};
@@ -383,16 +363,16 @@ slot_id unit_weight(struct build *b, int index, const char *name)
     struct units *u = b->units;
     struct tensor shape = tensor_shape(param_dtype(&row->p, b->dev->real), row->p.rank, row->p.dim);
     bool gathered = u != NULL && mesh_shards(b->mesh, &row->p, KEPT_WEIGHT);
-    bool refreshed = u != NULL && !gathered && training(b) && !row->p.codes &&
-                     mesh_shards(b->mesh, &row->p, KEPT_MOMENT);
+    bool refreshed =
+        u != NULL && !gathered && training(b) && !row->p.codes && mesh_shards(b->mesh, &row->p, KEPT_MOMENT);
     struct bound *at = gathered || refreshed ? bound_of(b, index) : NULL;
     if (!gathered && !refreshed)
         return graph_persistent(b->g, name, shape, ARENA_PARAM, row->offset);
     if (at == NULL || (at->w != NO_SLOT && (refreshed || at->unit == u->number)))
         return at != NULL ? at->w : NO_SLOT;
     struct members *m = &u->gather[row->p.expert ? SIDE_EXPERTS : SIDE_DENSE];
-    slot_id w = gathered ? graph_slot(b->g, name, shape)
-                         : graph_persistent(b->g, name, shape, ARENA_PARAM, row->offset);
+    slot_id w =
+        gathered ? graph_slot(b->g, name, shape) : graph_persistent(b->g, name, shape, ARENA_PARAM, row->offset);
     if (w == NO_SLOT || add_member(b, m, index, w) != ST_OK)
         return NO_SLOT;
     b->g->slots[w].weight = gathered;
@@ -413,8 +393,8 @@ slot_id unit_gradient(struct build *b, int index, const char *name)
         return at != NULL ? at->dw : NO_SLOT;
     enum side side = row->p.expert ? SIDE_EXPERTS : SIDE_DENSE;
     struct members *m = u->only_forward ? &u->late[side] : &u->reduce[side];
-    slot_id dw = transient ? graph_slot(b->g, name, shape)
-                           : graph_persistent(b->g, name, shape, ARENA_GRAD, row->grad_offset);
+    slot_id dw =
+        transient ? graph_slot(b->g, name, shape) : graph_persistent(b->g, name, shape, ARENA_GRAD, row->grad_offset);
     graph_sum(b->g, dw);
     if (dw == NO_SLOT || add_member(b, m, index, dw) != ST_OK)
         return NO_SLOT;

@@ -1,7 +1,8 @@
 /* Units: layers whose weights are gathered, and whose gradients are reduced, together.
  *
- * Ranks that hold copies of a parameter share it out as parallel.zero says (comm.h, mesh_shards). What layers are bound to stays the
- * whole parameter; where it is not kept whole, it is an activation slot that a node of its unit fills or empties:
+ * Ranks that hold copies of a parameter share it out as parallel.zero says (comm.h, mesh_shards). What layers are bound
+ * to stays the whole parameter; where it is not kept whole, it is an activation slot that a node of its unit fills or
+ * empties:
  *
  *   zero   weights                              gradients
  *   0      kept                                 kept; summed in place once per step, the sums go to all
@@ -9,10 +10,10 @@
  *   2      as 1                                 transient; summed into the kept shard after every microbatch
  *   3      transient; gathered before use       as 2
  *
- * A unit is a bracket group or a layer of the pattern, the embedding, the head; the experts of a unit are exchanged by nodes of their
- * own, since they are shared with other ranks. A parameter's gradient belongs to the unit that declares it first, and that unit's nodes
- * come before all others that use it; so in any backward order its reduction comes after the last contribution, which order_prefetch()
- * checks. */
+ * A unit is a bracket group or a layer of the pattern, the embedding, the head; the experts of a unit are exchanged by
+ * nodes of their own, since they are shared with other ranks. A parameter's gradient belongs to the unit that declares
+ * it first, and that unit's nodes come before all others that use it; so in any backward order its reduction comes
+ * after the last contribution, which order_prefetch() checks. */
 #ifndef BRAID_LAYERS_UNIT_H
 #define BRAID_LAYERS_UNIT_H
 
@@ -21,8 +22,8 @@
 struct units; /* private */
 int units_open(struct units **out, struct err *e);
 void units_close(struct units *u);
-/* What is declared from here on belongs to a new unit: "<layer>.<scope>.gather" and so on. only_forward: all gradients of it are made in
- * the forward half (a head that is not tied), so they are reduced there too, after units_finish(). */
+/* What is declared from here on belongs to a new unit: "<layer>.<scope>.gather" and so on. only_forward: all gradients
+ * of it are made in the forward half (a head that is not tied), so they are reduced there too, after units_finish(). */
 void unit_begin(struct build *b, int layer, const char *scope, bool only_forward);
 /* The last unit ends; called after the last node of a chunk. */
 void units_finish(struct build *b);
@@ -44,7 +45,7 @@ struct unit_exchange {
         int64_t elems, piece, own; /* own: elements of this rank's piece */
         enum dtype type;
         bool bf16; /* parallel.reduce: rounded to travel; vectors and what is kept wide are not */
-    } *part;
+    } * part;
 };
 
 #endif

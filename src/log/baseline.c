@@ -1,4 +1,5 @@
-/* Baselines of benchmarks: reading, writing and comparing them; see baseline.h. One row a line, so that git shows what changed. */
+/* Baselines of benchmarks: reading, writing and comparing them; see baseline.h. One row a line, so that git shows what
+ * changed. */
 #include "log/baseline.h"
 
 #include "log/log_int.h"
@@ -39,7 +40,9 @@ static struct baseline_row *find(const struct baseline *b, const struct baseline
 
 int baseline_put(struct baseline *b, const struct baseline_row *row, struct err *e)
 {
-    struct baseline_row copy = {.what = arena_strdup(&b->text, row->what), .shape = arena_strdup(&b->text, row->shape), .us = row->us,
+    struct baseline_row copy = {.what = arena_strdup(&b->text, row->what),
+                                .shape = arena_strdup(&b->text, row->shape),
+                                .us = row->us,
                                 .bits = arena_strdup(&b->text, row->bits != NULL ? row->bits : "")};
     if (copy.what == NULL || copy.shape == NULL || copy.bits == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
@@ -63,9 +66,14 @@ static const char *text_of(const json_t *object, const char *key)
 static int read_row(struct baseline *b, const json_t *v, size_t at, const char *label, struct err *e)
 {
     const json_t *us = json_object_get(v, "us"), *bits = json_object_get(v, "bits");
-    struct baseline_row row = {.what = text_of(v, "what"), .shape = text_of(v, "shape"), .us = json_number_value(us), .bits = text_of(v, "bits")};
-    if (row.what == NULL || row.shape == NULL || !json_is_number(us) || !(row.us > 0) || !isfinite(row.us) || (bits != NULL && row.bits == NULL))
-        return err_set(e, ST_CORRUPT, "%s: row %zu is not {\"what\": name, \"shape\": text, \"us\": positive number}", label, at + 1);
+    struct baseline_row row = {.what = text_of(v, "what"),
+                               .shape = text_of(v, "shape"),
+                               .us = json_number_value(us),
+                               .bits = text_of(v, "bits")};
+    if (row.what == NULL || row.shape == NULL || !json_is_number(us) || !(row.us > 0) || !isfinite(row.us) ||
+        (bits != NULL && row.bits == NULL))
+        return err_set(e, ST_CORRUPT, "%s: row %zu is not {\"what\": name, \"shape\": text, \"us\": positive number}",
+                       label, at + 1);
     if (find(b, &row) != NULL)
         return err_set(e, ST_CORRUPT, "%s: row %zu: %s %s is there already", label, at + 1, row.what, row.shape);
     return baseline_put(b, &row, e);
@@ -81,8 +89,7 @@ static int read_root(struct baseline *b, const json_t *root, const char *label, 
     }
     TRY(baseline_device(b, device, e));
     size_t i;
-    json_array_foreach(rows, i, v)
-        TRY(read_row(b, v, i, label, e));
+    json_array_foreach(rows, i, v) TRY(read_row(b, v, i, label, e));
     return ST_OK;
 }
 
@@ -160,7 +167,8 @@ struct counts {
     int slower, faster, same, added, missing, bits;
 };
 
-static void compare_row(const struct baseline_row *old, const struct baseline_row *now, double percent, struct counts *c, struct buf *out)
+static void compare_row(const struct baseline_row *old, const struct baseline_row *now, double percent,
+                        struct counts *c, struct buf *out)
 {
     double change = 100 * (now->us / old->us - 1);
     bool bits = old->bits[0] != '\0' && now->bits[0] != '\0' && strcmp(old->bits, now->bits) != 0;
@@ -192,6 +200,6 @@ void baseline_compare(const struct baseline *old, const struct baseline *now, do
             buf_addf(out, "%-16s %-44s %10.1f %10s\n", old->row[i].what, old->row[i].shape, old->row[i].us, "missing");
             c.missing++;
         }
-    buf_addf(out, "%d compared: %d slower, %d faster, %d within %g %%; %d with other bits; %d new, %d missing\n", c.slower + c.faster + c.same,
-             c.slower, c.faster, c.same, percent, c.bits, c.added, c.missing);
+    buf_addf(out, "%d compared: %d slower, %d faster, %d within %g %%; %d with other bits; %d new, %d missing\n",
+             c.slower + c.faster + c.same, c.slower, c.faster, c.same, percent, c.bits, c.added, c.missing);
 }

@@ -1,4 +1,5 @@
-/* Recorded times of one machine, as `braid bench --record=FILE` writes them to bench/, and what changed against them. */
+/* Recorded times of one machine, as `braid bench --record=FILE` writes them to bench/, and what changed against them.
+ * */
 #ifndef BRAID_LOG_BASELINE_H
 #define BRAID_LOG_BASELINE_H
 
@@ -26,8 +27,10 @@ int baseline_device(struct baseline *b, const char *device, struct err *e);
 int baseline_put(struct baseline *b, const struct baseline_row *row, struct err *e);
 /* Adds the rows to those that the file has already, which must be of the same device. */
 int baseline_record(const struct baseline *now, const char *path, struct err *e);
-/* Rows of `now` that differ from `old` by more than `percent`, those that are new, those whose bits differ, and a summary. all:
+/* Rows of `now` that differ from `old` by more than `percent`, those that are new, those whose bits differ, and a
+ * summary. all:
  * rows that `old` has and `now` has not are named too. */
-void baseline_compare(const struct baseline *old, const struct baseline *now, double percent, bool all, struct buf *out);
+void baseline_compare(const struct baseline *old, const struct baseline *now, double percent, bool all,
+                      struct buf *out);
 
 #endif

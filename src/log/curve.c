@@ -43,8 +43,7 @@ static int dot_y(const struct canvas *v, double loss) /* 0 is the top */
 
 static void set_dot(struct canvas *v, int x, int y, bool unicode)
 {
-    static const uint8_t bit[DOTS_Y][DOTS_X] = {
-        {0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}};
+    static const uint8_t bit[DOTS_Y][DOTS_X] = {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}};
     if (unicode)
         v->dots[y / DOTS_Y][x / DOTS_X] |= bit[y % DOTS_Y][x % DOTS_X];
     else
@@ -175,8 +174,7 @@ void report_history_curve(FILE *out, const struct history *h, bool unicode)
     if (mem_array((void **)&room, 4 * MAIN_POINTS, sizeof *room, NULL) != ST_OK)
         return;
     double *loss = room + MAIN_POINTS, *vx = loss + MAIN_POINTS, *vy = vx + MAIN_POINTS;
-    struct curve c = {
-        .step = room, .loss = loss, .val_step = vx, .val_loss = vy, .unicode = unicode};
+    struct curve c = {.step = room, .loss = loss, .val_step = vx, .val_loss = vy, .unicode = unicode};
     struct winsize w;
     if (fileno(out) >= 0 && ioctl(fileno(out), TIOCGWINSZ, &w) == 0 && w.ws_col > AXIS_WIDTH)
         c.cols = w.ws_col - AXIS_WIDTH;

@@ -187,8 +187,7 @@ void history_event(struct history *h, enum log_event_kind kind, int64_t step, co
     h->n_checkpoints += kind == LOG_CHECKPOINT;
     if (h->n_events == MAX_EVENTS) {
         int drop = event_to_drop(h);
-        memmove(&h->event[drop], &h->event[drop + 1],
-                (size_t)(MAX_EVENTS - 1 - drop) * sizeof h->event[0]);
+        memmove(&h->event[drop], &h->event[drop + 1], (size_t)(MAX_EVENTS - 1 - drop) * sizeof h->event[0]);
         h->n_events--;
     }
     struct hist_event *ev = &h->event[h->n_events++];
@@ -381,8 +380,7 @@ int history_load(struct history *h, const char *path, int64_t *ignored, struct e
     int st = ST_OK;
     if (m.size > 0) {
         TRY_OUT(load_pass(&l, &m, true, e));
-        for (size_t i = l.n_resets;
-             i-- > 1;) /* a later, deeper return reaches through earlier ones */
+        for (size_t i = l.n_resets; i-- > 1;) /* a later, deeper return reaches through earlier ones */
             l.reset[i - 1].step = min_i64(l.reset[i - 1].step, l.reset[i].step);
         TRY_OUT(load_pass(&l, &m, false, e));
     }

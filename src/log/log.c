@@ -202,13 +202,11 @@ void log_eval(struct train_log *log, const struct eval_record *r)
 static void begin_event(struct train_log *log, const char *name, int64_t step, const char *text)
 {
     buf_clear(&log->line);
-    buf_addf(&log->line, "{\"event\":\"%s\",\"step\":%" PRId64 ",\"time\":%.3f,\"text\":", name,
-             step, time_wall());
+    buf_addf(&log->line, "{\"event\":\"%s\",\"step\":%" PRId64 ",\"time\":%.3f,\"text\":", name, step, time_wall());
     add_json_string(&log->line, text);
 }
 
-static void record_event(struct train_log *log, enum log_event_kind kind, int64_t step,
-                         const char *text)
+static void record_event(struct train_log *log, enum log_event_kind kind, int64_t step, const char *text)
 {
     begin_event(log, event_name(kind), step, text);
     write_line(log);
@@ -228,8 +226,7 @@ static void record_start(struct train_log *log, const struct log_opts *o)
             buf_addf(&log->line, ",\"%s\":", texts[i].key);
             add_json_string(&log->line, texts[i].text);
         }
-    buf_addf(&log->line, ",\"total_steps\":%" PRId64 ",\"memory_bytes\":%" PRId64, o->total_steps,
-             o->memory_bytes);
+    buf_addf(&log->line, ",\"total_steps\":%" PRId64 ",\"memory_bytes\":%" PRId64, o->total_steps, o->memory_bytes);
     write_line(log);
     history_event(&log->history, kind, o->start_step, "");
 }
@@ -302,8 +299,7 @@ void log_print_curve(const struct train_log *log, FILE *out, bool unicode)
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
-static int open_tensorboard(struct train_log *log, const char *dir, const struct log_opts *o,
-                            struct err *e)
+static int open_tensorboard(struct train_log *log, const char *dir, const struct log_opts *o, struct err *e)
 {
     double wall = time_wall();
     TRY(tb_open(&log->tb, dir, wall, e));
@@ -312,10 +308,7 @@ static int open_tensorboard(struct train_log *log, const char *dir, const struct
         TRY(tb_restart_at(&log->tb, o->resume ? o->start_step + 1 : 0, wall, e));
     const struct {
         const char *tag, *text;
-    } texts[] = {{"config", o->config},
-                 {"model", o->model},
-                 {"machine", o->machine},
-                 {"command", o->command}};
+    } texts[] = {{"config", o->config}, {"model", o->model}, {"machine", o->machine}, {"command", o->command}};
     for (int i = 0; i < countof(texts); i++)
         if (texts[i].text != NULL && texts[i].text[0] != '\0')
             TRY(tb_text(&log->tb, texts[i].tag, texts[i].text, o->start_step, wall, e));
@@ -339,8 +332,7 @@ static int open_files(struct train_log *log, const struct log_opts *o, struct er
         progress_note(&log->progress, "note: the log of an earlier start is now %s", aside);
     TRY(sink_open(&log->jsonl, jsonl, 0, e));
     record_start(log, o);
-    if (log->first_failure.code !=
-        ST_OK) { /* at the start, a log that cannot be written is an error */
+    if (log->first_failure.code != ST_OK) { /* at the start, a log that cannot be written is an error */
         if (e != NULL)
             *e = log->first_failure;
         return (int)log->first_failure.code;
@@ -350,8 +342,7 @@ static int open_files(struct train_log *log, const struct log_opts *o, struct er
         int64_t ignored;
         TRY(history_load(&log->history, jsonl, &ignored, e));
         if (ignored > 0)
-            progress_note(&log->progress, "note: %" PRId64 " damaged lines in %s were left out",
-                          ignored, jsonl);
+            progress_note(&log->progress, "note: %" PRId64 " damaged lines in %s were left out", ignored, jsonl);
     }
     return o->tensorboard ? open_tensorboard(log, tb, o, e) : ST_OK;
 }
@@ -359,8 +350,8 @@ static int open_files(struct train_log *log, const struct log_opts *o, struct er
 static int copy_facts(struct train_log *log, const struct log_opts *o, struct err *e)
 {
     const char *const from[] = {o->title, o->command, o->config, o->model, o->machine};
-    const char **const to[] = {&log->facts.title, &log->facts.command, &log->facts.config,
-                               &log->facts.model, &log->facts.machine};
+    const char **const to[] = {&log->facts.title, &log->facts.command, &log->facts.config, &log->facts.model,
+                               &log->facts.machine};
     for (int i = 0; i < countof(from); i++)
         if (from[i] != NULL && (*to[i] = arena_strdup(&log->texts, from[i])) == NULL)
             return err_set(e, ST_NOMEM, "no memory for the texts of the log");
@@ -385,8 +376,8 @@ int log_open(struct train_log **out, const struct log_opts *o, struct err *e)
 {
     *out = NULL;
     if (o->total_steps < 0 || o->start_step < 0)
-        return err_set(e, ST_INVALID, "log: steps %" PRId64 " of %" PRId64 " are negative",
-                       o->start_step, o->total_steps);
+        return err_set(e, ST_INVALID, "log: steps %" PRId64 " of %" PRId64 " are negative", o->start_step,
+                       o->total_steps);
     struct train_log *log;
     TRY(mem_array((void **)&log, 1, sizeof *log, e));
     log->jsonl.fd = log->tb.file.fd = -1;

@@ -76,8 +76,7 @@ void log_step(struct train_log *log, const struct step_record *r);
 void log_eval(struct train_log *log, const struct eval_record *r);
 /* Text that the model wrote, for the report. */
 void log_sample(struct train_log *log, int64_t step, const char *text);
-void log_event(struct train_log *log, enum log_event_kind kind, int64_t step, const char *fmt, ...)
-    PRINTF_LIKE(4, 5);
+void log_event(struct train_log *log, enum log_event_kind kind, int64_t step, const char *fmt, ...) PRINTF_LIKE(4, 5);
 /* The same without a line on the terminal. */
 void log_record(struct train_log *log, enum log_event_kind kind, int64_t step, const char *fmt, ...) PRINTF_LIKE(4, 5);
 /* What came of the run so far; values that are not known are NAN. */

@@ -5,7 +5,7 @@
 #include "base/base.h"
 #include "log/log.h"
 
-/* ---- escape.c: text from outside, made safe for its target ------------------------------------ */
+/* ---- escape.c: text from outside, made safe for its target ----------------------------------- */
 /* Bytes that are not UTF-8 become U+FFFD. */
 void add_json_string(struct buf *b, const char *s);             /* with its quotes */
 void add_json_number(struct buf *b, double v, const char *fmt); /* null unless finite */
@@ -112,8 +112,7 @@ void history_sample(struct history *h, int64_t step, const char *text);
 int history_load(struct history *h, const char *path, int64_t *ignored, struct err *e);
 const char *event_name(enum log_event_kind kind);
 
-/* ---- trim.c: a resume takes back what came after its checkpoint
- * ------------------------------------------------------------ */
+/* ---- trim.c: a resume takes back what came after its checkpoint ------------------------------ */
 
 /* Steps and evaluations beyond `step` are cut out of a metrics.jsonl, and a half line at its end; events stay. The file
  * is replaced whole, so a kill leaves the old or the new one. *removed counts records. A missing file is an empty one.
@@ -123,8 +122,7 @@ int metrics_trim(const char *path, int64_t step, int64_t *removed, struct err *e
  */
 int metrics_set_aside(const char *path, char *to, size_t size, struct err *e);
 
-/* ---- watch.c: signs that a run does not learn
- * ------------------------------------------------------------------------------ */
+/* ---- watch.c: signs that a run does not learn ------------------------------------------------ */
 struct watch {
     double first_loss; /* NAN: none yet */
     int above;         /* steps in a row with a loss far above it */

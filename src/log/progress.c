@@ -8,9 +8,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-static const double redraw_every =
-    0.1; /* seconds; a fast run would otherwise spend time on drawing */
-static const double smoothing = 0.95; /* of the step time, for the time left */
+static const double redraw_every = 0.1; /* seconds; a fast run would otherwise spend time on drawing */
+static const double smoothing = 0.95;   /* of the step time, for the time left */
 
 const char *short_count(double n, char *out, size_t size)
 {
@@ -171,6 +170,5 @@ void progress_eval(struct progress *p, const struct eval_record *r)
     }
     if (r->bits_per_byte != 0)
         snprintf(bpb, sizeof bpb, " | %.4f bits/byte", r->bits_per_byte);
-    progress_note(p, "eval %s | val  %.4f%s | ppl %.2f", steps, r->loss, bpb,
-                  log_perplexity(r->loss));
+    progress_note(p, "eval %s | val  %.4f%s | ppl %.2f", steps, r->loss, bpb, log_perplexity(r->loss));
 }

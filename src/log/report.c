@@ -8,14 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-enum {
-    MAX_GROUPS = 60,
-    MAX_LINES = 128,
-    EVAL_ROWS = 12,
-    EVENT_ROWS = 40,
-    TAIL_POINTS = 10,
-    REFRESH = 10
-};
+enum { MAX_GROUPS = 60, MAX_LINES = 128, EVAL_ROWS = 12, EVENT_ROWS = 40, TAIL_POINTS = 10, REFRESH = 10 };
 
 /* One run on the page. */
 struct run_page {
@@ -29,10 +22,7 @@ struct run_page {
 
 /* ---- header and key numbers ------------------------------------------------------------------ */
 
-static bool is_running(const struct report_facts *f)
-{
-    return f->status == NULL || strcmp(f->status, "running") == 0;
-}
+static bool is_running(const struct report_facts *f) { return f->status == NULL || strcmp(f->status, "running") == 0; }
 
 static void add_header(struct run_page *r)
 {
@@ -103,8 +93,7 @@ static void add_tiles(struct run_page *r)
 
 static struct x_axis by_step(const struct run_page *r) { return x_axis_of(X_STEP, r->h, r->unit); }
 
-static void add_events(struct run_page *r, const struct chart *c, const struct x_axis *x,
-                       bool checkpoints)
+static void add_events(struct run_page *r, const struct chart *c, const struct x_axis *x, bool checkpoints)
 {
     char title[256];
     for (int i = 0; i < r->h->n_events; i++) {
@@ -129,14 +118,12 @@ static void add_validation(struct run_page *r, const struct chart *c, const stru
     int n = points_of(v, x, g->p);
     chart_line(g->b, c, g->p, n, "val", "", NULL);
     for (int i = 0; i < n && n <= 120; i++) {
-        snprintf(title, sizeof title, "validation %.4f at step %" PRId64, g->p[i].y,
-                 v->point[i].last);
+        snprintf(title, sizeof title, "validation %.4f at step %" PRId64, g->p[i].y, v->point[i].last);
         chart_dot(g->b, c, g->p[i], "vdot", n > 50 ? "stroke-width:4" : "", title);
     }
     if (n > 1 && isfinite(v->best)) {
         struct xy best = {x_of(x, (double)v->best_step), v->best};
-        snprintf(title, sizeof title, "best validation %.4f at step %" PRId64, v->best,
-                 v->best_step);
+        snprintf(title, sizeof title, "best validation %.4f at step %" PRId64, v->best, v->best_step);
         chart_dot(g->b, c, best, "best", "", NULL);
         chart_dot(g->b, c, best, "hole", "", title);
     }
@@ -176,8 +163,7 @@ static int keep_tail(struct xy *p, int n, double x_min)
 static void draw_tail(struct run_page *r, const struct x_axis *x, int n)
 {
     struct page *g = &r->page;
-    struct chart c = {
-        .height = 340, .small = true, .whole_x = x->by == NULL, .label = "Loss, second half"};
+    struct chart c = {.height = 340, .small = true, .whole_x = x->by == NULL, .label = "Loss, second half"};
     c.x_max = x_of(x, r->x_max);
     c.x_min = x_of(x, r->x_max / 2);
     n = keep_tail(g->all, n, c.x_min);
@@ -196,8 +182,7 @@ static void draw_loss(struct run_page *r, enum x_kind kind)
     struct page *g = &r->page;
     const struct series *s = &r->h->main[HIST_LOSS];
     struct x_axis x = x_axis_of(kind, r->h, r->unit);
-    struct chart c = {
-        .height = 340, .log_x = kind == X_LOG, .whole_x = x.by == NULL, .label = "Loss, whole run"};
+    struct chart c = {.height = 340, .log_x = kind == X_LOG, .whole_x = x.by == NULL, .label = "Loss, whole run"};
     int n = add_range(s, &x, g->all);
     n += add_range(&r->h->main[HIST_VAL], &x, g->all + n);
     chart_fit(&c, g->all, n, g->scratch, false);
@@ -206,9 +191,8 @@ static void draw_loss(struct run_page *r, enum x_kind kind)
         c.x_min = fmax(1, 0.5 * ((double)s->point[0].first + (double)s->point[0].last));
     bool wide = r->h->last_step < 2 * TAIL_POINTS; /* no second half to speak of */
     const char *unit = kind == X_TIME ? r->unit.name : kind == X_TOKENS ? "tokens" : "step";
-    buf_addf(g->b, "<div class='by-%s'><div class='%s'><div><h3>%s, by %s%s</h3>", x_name(kind),
-             wide ? "wide" : "pair", wide ? "loss" : "whole run", kind == X_TIME ? "time in " : "",
-             unit);
+    buf_addf(g->b, "<div class='by-%s'><div class='%s'><div><h3>%s, by %s%s</h3>", x_name(kind), wide ? "wide" : "pair",
+             wide ? "loss" : "whole run", kind == X_TIME ? "time in " : "", unit);
     chart_begin(g->b, &c, g->next_id++);
     draw_curves(r, &c, &x);
     chart_end(g->b);
@@ -260,12 +244,8 @@ static void open_panel(struct run_page *r, const char *title, size_t title_len)
 
 static struct chart panel_chart(const struct run_page *r, const char *label)
 {
-    return (struct chart){.height = 180,
-                          .small = true,
-                          .whole_x = true,
-                          .label = label,
-                          .x_min = r->x_min,
-                          .x_max = r->x_max};
+    return (struct chart){
+        .height = 180, .small = true, .whole_x = true, .label = label, .x_min = r->x_min, .x_max = r->x_max};
 }
 
 static double highest_of(const struct series *s)
@@ -277,8 +257,7 @@ static double highest_of(const struct series *s)
     return high;
 }
 
-static void add_panel(struct run_page *r, const struct series *s, const char *title,
-                      const char *unit)
+static void add_panel(struct run_page *r, const struct series *s, const char *title, const char *unit)
 {
     char text[64];
     struct x_axis x = by_step(r);
@@ -289,10 +268,8 @@ static void add_panel(struct run_page *r, const struct series *s, const char *ti
     chart_fit(&c, r->page.all, n, r->page.scratch, true);
     open_panel(r, title, strlen(title));
     if (highest_of(s) > c.y_max) /* do not hide what the axis leaves out */
-        buf_addf(r->page.b, "<span>highest %s%s</span>",
-                 page_number(highest_of(s), text, sizeof text), unit);
-    buf_addf(r->page.b, "<span>last %s%s</span></span></div>\n",
-             page_number(s->last, text, sizeof text), unit);
+        buf_addf(r->page.b, "<span>highest %s%s</span>", page_number(highest_of(s), text, sizeof text), unit);
+    buf_addf(r->page.b, "<span>last %s%s</span></span></div>\n", page_number(s->last, text, sizeof text), unit);
     chart_begin(r->page.b, &c, r->page.next_id++);
     add_events(r, &c, &x, false);
     n = points_of(s, &x, r->page.p);
@@ -322,8 +299,7 @@ static void group_legend(struct run_page *r, const int *member, int n, size_t gr
 {
     char colour[64], text[64];
     if (n == 1) {
-        buf_addf(r->page.b, "<span>last %s</span>",
-                 page_number(r->h->extra[member[0]].last, text, sizeof text));
+        buf_addf(r->page.b, "<span>last %s</span>", page_number(r->h->extra[member[0]].last, text, sizeof text));
     } else if (n > FEW_LINES) {
         buf_add(r->page.b, "<span>");
         add_html(r->page.b, line_name(&r->h->extra[member[0]], group));
@@ -374,10 +350,8 @@ static void add_group(struct run_page *r, int first)
         const struct series *s = &r->h->extra[member[i]];
         char colour[64], style[96];
         line_colour(i, n, colour, sizeof colour);
-        snprintf(style, sizeof style, "stroke:%s%s", colour,
-                 n > FEW_LINES ? ";stroke-width:1.2" : "");
-        chart_line(r->page.b, &c, r->page.p, points_of(s, &x, r->page.p), "", style,
-                   line_name(s, len));
+        snprintf(style, sizeof style, "stroke:%s%s", colour, n > FEW_LINES ? ";stroke-width:1.2" : "");
+        chart_line(r->page.b, &c, r->page.p, points_of(s, &x, r->page.p), "", style, line_name(s, len));
     }
     chart_end(r->page.b);
     if (left_out > 0)
@@ -405,8 +379,7 @@ static void add_panels(struct run_page *r)
     }
     buf_add(r->page.b, "</div>\n");
     if (left_out > 0)
-        buf_addf(r->page.b, "<p class='note'>%d more metrics are in metrics.jsonl.</p>\n",
-                 left_out);
+        buf_addf(r->page.b, "<p class='note'>%d more metrics are in metrics.jsonl.</p>\n", left_out);
 }
 
 /* ---- tables ---------------------------------------------------------------------------------- */
@@ -448,8 +421,7 @@ static void add_summary(struct run_page *r)
     add_best(r, &m[HIST_VAL], "best validation");
     add_best(r, &m[HIST_BPB], "best bits per byte");
     if (m[HIST_SPEED].count > 0)
-        add_row(r, "mean tokens per second",
-                page_number(series_mean(&m[HIST_SPEED]), text, sizeof text));
+        add_row(r, "mean tokens per second", page_number(series_mean(&m[HIST_SPEED]), text, sizeof text));
     add_count(r, "checkpoints", r->h->n_checkpoints);
     add_count(r, "skipped updates", r->h->n_skipped);
     add_count(r, "losses not finite", r->h->n_nonfinite);
@@ -461,19 +433,15 @@ static void add_evals(struct run_page *r)
     const struct series *v = &r->h->main[HIST_VAL], *bpb = &r->h->main[HIST_BPB];
     if (v->count == 0)
         return;
-    buf_add(r->page.b,
-            "<section class='card'><h2>Latest evaluations</h2><table><thead><tr><th>step</th>"
-            "<th class='n'>loss</th><th class='n'>perplexity</th>");
-    buf_addf(r->page.b, "%s</tr></thead><tbody>\n",
-             bpb->count > 0 ? "<th class='n'>bits per byte</th>" : "");
+    buf_add(r->page.b, "<section class='card'><h2>Latest evaluations</h2><table><thead><tr><th>step</th>"
+                       "<th class='n'>loss</th><th class='n'>perplexity</th>");
+    buf_addf(r->page.b, "%s</tr></thead><tbody>\n", bpb->count > 0 ? "<th class='n'>bits per byte</th>" : "");
     for (int i = v->count - 1; i >= 0 && i >= v->count - EVAL_ROWS; i--) {
         const struct hist_point *p = &v->point[i];
         double loss = p->n > 0 ? p->mean : NAN;
         bool best = p->first <= v->best_step && v->best_step <= p->last;
-        buf_addf(r->page.b, "<tr%s><td>%" PRId64 "%s</td>", best ? " class='top'" : "", p->last,
-                 best ? " (best)" : "");
-        buf_addf(r->page.b, "<td class='n'>%.4f</td><td class='n'>%.2f</td>", loss,
-                 log_perplexity(loss));
+        buf_addf(r->page.b, "<tr%s><td>%" PRId64 "%s</td>", best ? " class='top'" : "", p->last, best ? " (best)" : "");
+        buf_addf(r->page.b, "<td class='n'>%.4f</td><td class='n'>%.2f</td>", loss, log_perplexity(loss));
         if (bpb->count > 0) {
             const struct hist_point *q = NULL;
             for (int j = bpb->count - 1; j >= 0 && q == NULL; j--)
@@ -496,8 +464,7 @@ static void add_event_table(struct run_page *r)
                        "<th>event</th><th></th></tr></thead><tbody>\n");
     for (int i = r->h->n_events - 1; i >= 0 && shown < EVENT_ROWS; i--, shown++) {
         const struct hist_event *ev = &r->h->event[i];
-        buf_addf(r->page.b, "<tr><td>%" PRId64 "</td><td>%s</td><td>", ev->step,
-                 event_name(ev->kind));
+        buf_addf(r->page.b, "<tr><td>%" PRId64 "</td><td>%s</td><td>", ev->step, event_name(ev->kind));
         add_html(r->page.b, ev->text);
         buf_add(r->page.b, "</td></tr>\n");
     }
@@ -566,8 +533,7 @@ static void add_all(struct run_page *r)
     page_end(g);
 }
 
-int report_html(struct buf *out, const struct history *h, const struct report_facts *f,
-                struct err *e)
+int report_html(struct buf *out, const struct history *h, const struct report_facts *f, struct err *e)
 {
     struct run_page r = {.h = h, .f = f, .unit = time_unit_of(h->elapsed)};
     /* The largest user of `all` is a panel of MAX_LINES extras, or loss and validation with both

@@ -14,8 +14,7 @@ struct report_facts {
     int64_t memory_bytes; /* planned; 0: not known */
 };
 
-int report_html(struct buf *out, const struct history *h, const struct report_facts *f,
-                struct err *e);
+int report_html(struct buf *out, const struct history *h, const struct report_facts *f, struct err *e);
 
 /* ---- curve.c: the loss as text for a terminal */
 struct curve {
@@ -64,8 +63,7 @@ void page_begin(struct page *g, const char *title, int refresh);
 void page_end(struct page *g);
 void page_x_choice(struct page *g);
 const char *page_number(double v, char *out, size_t size);
-void page_pre(struct page *g, const char *name, const char *text,
-              bool open); /* NULL, "": nothing */
+void page_pre(struct page *g, const char *name, const char *text, bool open); /* NULL, "": nothing */
 /* Few lines get colours told apart by name; many (layers, experts) get a ramp in their order. */
 enum { FEW_LINES = 6 };
 void line_colour(int i, int n, char *out, size_t size);

@@ -92,8 +92,7 @@ struct time_unit time_unit_of(double longest)
         return (struct time_unit){1, "seconds"};
     if (longest < 2 * 3600)
         return (struct time_unit){60, "minutes"};
-    return longest < 4 * 86400 ? (struct time_unit){3600, "hours"}
-                               : (struct time_unit){86400, "days"};
+    return longest < 4 * 86400 ? (struct time_unit){3600, "hours"} : (struct time_unit){86400, "days"};
 }
 
 struct x_axis x_axis_of(enum x_kind kind, const struct history *h, struct time_unit unit)
@@ -108,10 +107,7 @@ struct x_axis x_axis_of(enum x_kind kind, const struct history *h, struct time_u
     return a;
 }
 
-static double middle(const struct hist_point *p)
-{
-    return 0.5 * ((double)p->first + (double)p->last);
-}
+static double middle(const struct hist_point *p) { return 0.5 * ((double)p->first + (double)p->last); }
 
 /* Between two points a straight line; before the first one from nothing at step 0, and behind the
  * last one on as before. */
@@ -218,8 +214,7 @@ const char *page_number(double v, char *out, size_t size)
 
 void line_colour(int i, int n, char *out, size_t size)
 {
-    static const int ramp[][3] = {
-        {94, 79, 162}, {50, 136, 189}, {38, 166, 120}, {178, 171, 2}, {232, 93, 60}};
+    static const int ramp[][3] = {{94, 79, 162}, {50, 136, 189}, {38, 166, 120}, {178, 171, 2}, {232, 93, 60}};
     if (n <= FEW_LINES) {
         snprintf(out, size, "var(--c%d)", i);
         return;

@@ -55,8 +55,7 @@ static int read_config(struct run *r, const char *dir, struct err *e)
     char *path;
     size_t n = 0;
     TRY(run_path(dir, "config.ini", &path, e));
-    if (file_exists(path) &&
-        file_read(path, MAX_CONFIG, &r->config_text, &n, &r->cfg_error) == ST_OK) {
+    if (file_exists(path) && file_read(path, MAX_CONFIG, &r->config_text, &n, &r->cfg_error) == ST_OK) {
         r->has_cfg = config_init(&r->cfg, &r->cfg_error) == ST_OK &&
                      config_read_ini_text(&r->cfg, r->config_text, n, path, &r->cfg_error) == ST_OK;
     } else if (r->cfg_error.code == ST_OK) {
@@ -156,8 +155,7 @@ static void run_style(const struct comparison *c, int i, char *out, size_t size)
 }
 
 /* The smoothed line of a series; few points are drawn as they are, with dots. */
-static int curve_of(struct comparison *c, const struct series *s, const struct x_axis *x,
-                    struct xy *out)
+static int curve_of(struct comparison *c, const struct series *s, const struct x_axis *x, struct xy *out)
 {
     int n = points_of(s, x, c->page.p);
     if (n < 80) {
@@ -169,8 +167,7 @@ static int curve_of(struct comparison *c, const struct series *s, const struct x
 }
 
 /* All runs in one chart. from: where the x axis begins. False where too little would be seen. */
-static bool draw_runs(struct comparison *c, enum hist_main what, enum x_kind kind, double from,
-                      struct chart *k)
+static bool draw_runs(struct comparison *c, enum hist_main what, enum x_kind kind, double from, struct chart *k)
 {
     struct page *g = &c->page;
     int n_all = 0;
@@ -239,11 +236,10 @@ static void add_loss_chart(struct comparison *c, enum hist_main what, const char
     for (int k = 0; k < X_KINDS; k++) {
         enum x_kind kind = (enum x_kind)k;
         bool steps = kind == X_STEP || kind == X_LOG;
-        struct chart whole = {
-            .height = 340, .log_x = kind == X_LOG, .whole_x = steps, .label = title};
+        struct chart whole = {.height = 340, .log_x = kind == X_LOG, .whole_x = steps, .label = title};
         struct chart tail = {.height = 340, .small = true, .whole_x = steps, .label = title};
-        buf_addf(b, "<div class='by-%s'><div class='pair'><div><h3>whole runs, by %s%s</h3>",
-                 x_name(kind), kind == X_TIME ? "time in " : "",
+        buf_addf(b, "<div class='by-%s'><div class='pair'><div><h3>whole runs, by %s%s</h3>", x_name(kind),
+                 kind == X_TIME ? "time in " : "",
                  kind == X_TIME     ? c->unit.name
                  : kind == X_TOKENS ? "tokens"
                                     : "step");
@@ -299,8 +295,7 @@ static void add_key_numbers(struct comparison *c)
         line_colour(i, c->n, text, sizeof text);
         buf_addf(b, "<tr><th><i style='background:%s'></i>", text);
         add_html(b, c->run[i].name);
-        buf_addf(b, "</th><td>%s</td><td class='n'>%" PRId64 "</td>", status_of(&c->run[i]),
-                 h->last_step);
+        buf_addf(b, "</th><td>%s</td><td class='n'>%" PRId64 "</td>", status_of(&c->run[i]), h->last_step);
         add_cell(b, short_count((double)h->tokens, text, sizeof text));
         add_cell(b, human_time(h->elapsed, text, sizeof text));
         add_loss_cell(b, &m[HIST_LOSS], m[HIST_LOSS].last);
@@ -308,12 +303,8 @@ static void add_key_numbers(struct comparison *c)
         snprintf(text, sizeof text, "%" PRId64, m[HIST_VAL].best_step);
         add_cell(b, m[HIST_VAL].count > 0 ? text : "");
         add_loss_cell(b, &m[HIST_BPB], m[HIST_BPB].best);
-        add_cell(b, m[HIST_SPEED].count > 0
-                        ? page_number(series_mean(&m[HIST_SPEED]), text, sizeof text)
-                        : "");
-        add_cell(b, h->facts.memory_bytes > 0
-                        ? human_bytes((double)h->facts.memory_bytes, text, sizeof text)
-                        : "");
+        add_cell(b, m[HIST_SPEED].count > 0 ? page_number(series_mean(&m[HIST_SPEED]), text, sizeof text) : "");
+        add_cell(b, h->facts.memory_bytes > 0 ? human_bytes((double)h->facts.memory_bytes, text, sizeof text) : "");
         buf_add(b, "</tr>\n");
     }
     buf_add(b, "</tbody></table></div></section>\n");
@@ -321,8 +312,7 @@ static void add_key_numbers(struct comparison *c)
 
 /* The values of one option in all runs, end to end in `text`; differs says whether they are not all
  * equal. */
-static int option_values(const struct comparison *c, const char *name, struct buf *text, size_t *at,
-                         bool *differs)
+static int option_values(const struct comparison *c, const char *name, struct buf *text, size_t *at, bool *differs)
 {
     const char *first = NULL;
     buf_clear(text);
@@ -379,8 +369,7 @@ static int add_options(struct comparison *c, struct err *e)
         buf_add(b, "</tr>\n");
         shown++;
     }
-    buf_addf(b, "</tbody></table></div>%s",
-             shown == 0 ? "<p class='note'>None, run.dir aside.</p>" : "");
+    buf_addf(b, "</tbody></table></div>%s", shown == 0 ? "<p class='note'>None, run.dir aside.</p>" : "");
     for (int i = 0; i < c->n; i++)
         if (!c->run[i].has_cfg) {
             buf_add(b, "<p class='note'>");
@@ -402,8 +391,7 @@ static void add_texts(struct comparison *c)
         buf_add(b, "<details class='card'><summary>");
         add_html(b, c->run[i].name);
         buf_add(b, ": command line and machine</summary><pre class='wrap'>");
-        add_html(b, h->facts.command != NULL ? h->facts.command
-                                             : "The run did not record its command line.");
+        add_html(b, h->facts.command != NULL ? h->facts.command : "The run did not record its command line.");
         buf_add(b, "</pre><pre>");
         add_html(b, h->facts.machine != NULL ? h->facts.machine : "");
         buf_add(b, "</pre>");

@@ -15,11 +15,7 @@ double tick_step(double range, int count)
         return 1;
     double rough = range / count, power = pow(10, floor(log10(rough)));
     double lead = rough / power;
-    double step = (lead <= 1.0000001   ? 1
-                   : lead <= 2.0000001 ? 2
-                   : lead <= 5.0000001 ? 5
-                                       : 10) *
-                  power;
+    double step = (lead <= 1.0000001 ? 1 : lead <= 2.0000001 ? 2 : lead <= 5.0000001 ? 5 : 10) * power;
     return step > 0 && isfinite(step) ? step : range;
 }
 
@@ -74,10 +70,8 @@ const char *tick_text(double v, double step, char *out, size_t size)
         snprintf(out, size, "0");
     } else if (most >= 1e15 || (step < 1e-3 && most < 1e-2) || step < 1e-9) {
         double digits = floor(log10(most) + 1e-9) - floor(log10(step) + 1e-9);
-        snprintf(
-            out, size, "%.*e",
-            (int)fmin(fmax(digits, 0) + decimals_of(step / pow(10, floor(log10(step) + 1e-9))), 16),
-            v);
+        snprintf(out, size, "%.*e",
+                 (int)fmin(fmax(digits, 0) + decimals_of(step / pow(10, floor(log10(step) + 1e-9))), 16), v);
         tidy_exponent(out);
     } else if (most >= 1e4 || (most >= 1000 && step >= 1000)) {
         return with_unit(v, step, most, out, size);
@@ -93,8 +87,7 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void find_range(const struct xy *p, int n, double *scratch, bool zero, double *low,
-                       double *high)
+static void find_range(const struct xy *p, int n, double *scratch, bool zero, double *low, double *high)
 {
     int count = 0;
     double first = NAN;
@@ -199,8 +192,7 @@ static void x_ticks(const struct chart *c, struct ticks *t)
         add_tick(t, (first + i) * step, step);
 }
 
-static void add_labels(struct buf *b, const struct chart *c, const struct ticks *x,
-                       const struct ticks *y)
+static void add_labels(struct buf *b, const struct chart *c, const struct ticks *x, const struct ticks *y)
 {
     char text[TICK_TEXT];
     for (int i = 0; i < y->n; i++)
@@ -208,8 +200,8 @@ static void add_labels(struct buf *b, const struct chart *c, const struct ticks 
                  tick_text(y->at[i], y->step[i], text, sizeof text));
     buf_add(b, "\n");
     for (int i = 0; i < x->n; i++)
-        buf_addf(b, "<span class='x%s' style='left:%.2f%%'>%s</span>", i % 2 == 1 ? " odd" : "",
-                 to_x(c, x->at[i]) / 10, tick_text(x->at[i], x->step[i], text, sizeof text));
+        buf_addf(b, "<span class='x%s' style='left:%.2f%%'>%s</span>", i % 2 == 1 ? " odd" : "", to_x(c, x->at[i]) / 10,
+                 tick_text(x->at[i], x->step[i], text, sizeof text));
     buf_add(b, "\n");
 }
 
@@ -231,8 +223,8 @@ void chart_begin(struct buf *b, struct chart *c, int id)
         size_t n = strlen(tick_text(y.at[i], y.step[i], text, sizeof text));
         widest = n > widest ? n : widest;
     }
-    buf_addf(b, "<div class='chart' role='img' style='height:%dpx;margin-left:%dpx' aria-label='",
-             c->height, 12 + 7 * (int)widest);
+    buf_addf(b, "<div class='chart' role='img' style='height:%dpx;margin-left:%dpx' aria-label='", c->height,
+             12 + 7 * (int)widest);
     add_html(b, c->label);
     buf_add(b, "'>");
     add_labels(b, c, &x, &y);
@@ -274,22 +266,21 @@ static void add_path(struct buf *b, const struct chart *c, const struct xy *p, i
             continue;
         }
         bool alone = !open && (i + 1 == n || !isfinite(p[i + 1].y));
-        buf_addf(b, "%c%.1f %.1f%s", open ? 'L' : 'M', to_x(c, p[i].x), to_y(c, p[i].y),
-                 alone ? "h0" : "");
+        buf_addf(b, "%c%.1f %.1f%s", open ? 'L' : 'M', to_x(c, p[i].x), to_y(c, p[i].y), alone ? "h0" : "");
         open = true;
     }
 }
 
-void chart_line(struct buf *b, const struct chart *c, const struct xy *p, int n, const char *class,
-                const char *style, const char *title)
+void chart_line(struct buf *b, const struct chart *c, const struct xy *p, int n, const char *class, const char *style,
+                const char *title)
 {
     buf_addf(b, "<path clip-path='url(#c%d)' class='line %s' style='%s' d='", c->id, class, style);
     add_path(b, c, p, n);
     end_path(b, title);
 }
 
-void chart_band(struct buf *b, const struct chart *c, const struct xy *low, const struct xy *high,
-                int n, const char *class)
+void chart_band(struct buf *b, const struct chart *c, const struct xy *low, const struct xy *high, int n,
+                const char *class)
 {
     buf_addf(b, "<path clip-path='url(#c%d)' class='%s' d='", c->id, class);
     for (int from = 0; from < n;) {
@@ -307,21 +298,19 @@ void chart_band(struct buf *b, const struct chart *c, const struct xy *low, cons
     end_path(b, NULL);
 }
 
-void chart_dot(struct buf *b, const struct chart *c, struct xy p, const char *class,
-               const char *style, const char *title)
+void chart_dot(struct buf *b, const struct chart *c, struct xy p, const char *class, const char *style,
+               const char *title)
 {
     if (!isfinite(p.y))
         return;
-    buf_addf(b, "<path clip-path='url(#c%d)' class='dot %s' style='%s' d='M%.1f %.1fh0", c->id,
-             class, style, to_x(c, p.x), to_y(c, p.y));
+    buf_addf(b, "<path clip-path='url(#c%d)' class='dot %s' style='%s' d='M%.1f %.1fh0", c->id, class, style,
+             to_x(c, p.x), to_y(c, p.y));
     end_path(b, title);
 }
 
-void chart_rule(struct buf *b, const struct chart *c, double x, const char *class,
-                const char *title)
+void chart_rule(struct buf *b, const struct chart *c, double x, const char *class, const char *title)
 {
-    buf_addf(b, "<path clip-path='url(#c%d)' class='rule %s' d='M%.1f 0V1000", c->id, class,
-             to_x(c, x));
+    buf_addf(b, "<path clip-path='url(#c%d)' class='rule %s' d='M%.1f 0V1000", c->id, class, to_x(c, x));
     end_path(b, title);
 }
 

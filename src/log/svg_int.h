@@ -29,18 +29,16 @@ void chart_fit(struct chart *c, const struct xy *p, int n, double *scratch, bool
 /* Frame, grid and tick labels. id must be unique in the page (it names the clip path). */
 void chart_begin(struct buf *b, struct chart *c, int id);
 /* class and style are trusted text; title (may be NULL) is escaped and shown on hover. */
-void chart_line(struct buf *b, const struct chart *c, const struct xy *p, int n, const char *class,
-                const char *style, const char *title);
-/* The area between two lines with the same x and the same gaps. */
-void chart_band(struct buf *b, const struct chart *c, const struct xy *low, const struct xy *high,
-                int n, const char *class);
-/* The style sheet gives the size, as the width of a round stroke. */
-void chart_dot(struct buf *b, const struct chart *c, struct xy p, const char *class,
-               const char *style, const char *title);
-void chart_rule(struct buf *b, const struct chart *c, double x, const char *class,
+void chart_line(struct buf *b, const struct chart *c, const struct xy *p, int n, const char *class, const char *style,
                 const char *title);
-void chart_mark(struct buf *b, const struct chart *c, double x,
-                const char *title); /* on the axis */
+/* The area between two lines with the same x and the same gaps. */
+void chart_band(struct buf *b, const struct chart *c, const struct xy *low, const struct xy *high, int n,
+                const char *class);
+/* The style sheet gives the size, as the width of a round stroke. */
+void chart_dot(struct buf *b, const struct chart *c, struct xy p, const char *class, const char *style,
+               const char *title);
+void chart_rule(struct buf *b, const struct chart *c, double x, const char *class, const char *title);
+void chart_mark(struct buf *b, const struct chart *c, double x, const char *title); /* on the axis */
 void chart_end(struct buf *b);
 
 /* 1, 2 or 5 times a power of ten, so that about `count` steps span the range. */

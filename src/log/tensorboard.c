@@ -38,9 +38,8 @@ uint32_t crc32c(const void *bytes, size_t n)
 {
     /* Four bits at a time: a 16-entry table, fast enough for a few hundred bytes a step. */
     static const uint32_t nibble[16] = {
-        0x00000000, 0x105EC76F, 0x20BD8EDE, 0x30E349B1, 0x417B1DBC, 0x5125DAD3,
-        0x61C69362, 0x7198540D, 0x82F63B78, 0x92A8FC17, 0xA24BB5A6, 0xB21572C9,
-        0xC38D26C4, 0xD3D3E1AB, 0xE330A81A, 0xF36E6F75,
+        0x00000000, 0x105EC76F, 0x20BD8EDE, 0x30E349B1, 0x417B1DBC, 0x5125DAD3, 0x61C69362, 0x7198540D,
+        0x82F63B78, 0x92A8FC17, 0xA24BB5A6, 0xB21572C9, 0xC38D26C4, 0xD3D3E1AB, 0xE330A81A, 0xF36E6F75,
     };
     uint32_t c = 0xFFFFFFFFu;
     const uint8_t *p = bytes;
@@ -164,8 +163,8 @@ static int open_file(struct tb_writer *w, const char *dir, int64_t stamp, struct
     for (char *c = host; *c != '\0'; c++)
         if (!isalnum((unsigned char)*c) && *c != '.')
             *c = '-';
-    int n = snprintf(path, sizeof path, "%s/events.out.tfevents.%010" PRId64 ".%s.%ld.0", dir,
-                     stamp, host, (long)getpid());
+    int n =
+        snprintf(path, sizeof path, "%s/events.out.tfevents.%010" PRId64 ".%s.%ld.0", dir, stamp, host, (long)getpid());
     if (n >= (int)sizeof path)
         return err_set(e, ST_INVALID, "path too long: %.200s...", dir);
     return sink_open(&w->file, path, O_EXCL, e);
@@ -245,8 +244,7 @@ static void add_verbatim(struct buf *b, const char *text)
     buf_release(&clean);
 }
 
-int tb_text(struct tb_writer *w, const char *tag, const char *text, int64_t step, double wall,
-            struct err *e)
+int tb_text(struct tb_writer *w, const char *tag, const char *text, int64_t step, double wall, struct err *e)
 {
     static const uint8_t shape[] = {SHAPE_DIM, 2, DIM_SIZE, 1};
     static const uint8_t metadata[] = {METADATA_PLUGIN, 6, PLUGIN_NAME, 4, 't', 'e', 'x', 't'};

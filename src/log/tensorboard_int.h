@@ -20,8 +20,7 @@ void tb_begin(struct tb_writer *w);
 void tb_add_scalar(struct tb_writer *w, const char *tag, double value);
 int tb_end(struct tb_writer *w, int64_t step, double wall, struct err *e);
 /* Text is shown as it is, in a fixed-width font. */
-int tb_text(struct tb_writer *w, const char *tag, const char *text, int64_t step, double wall,
-            struct err *e);
+int tb_text(struct tb_writer *w, const char *tag, const char *text, int64_t step, double wall, struct err *e);
 int tb_close(struct tb_writer *w, struct err *e);
 
 uint32_t crc32c(const void *bytes, size_t n);

@@ -1,4 +1,5 @@
-/* Signs that a run does not learn, reported once per spell: a loss far above where it began, gradients that are all zero.
+/* Signs that a run does not learn, reported once per spell: a loss far above where it began, gradients that are all
+ * zero.
  */
 #include "log/log_int.h"
 

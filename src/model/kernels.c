@@ -28,8 +28,7 @@ static void line(struct buf *out, const char *what, const char *kernel, const ch
     buf_addf(out, "  %-18s %s%s%s\n", what, kernel, why != NULL ? ": " : "", why != NULL ? why : "");
 }
 
-/* ---- attention
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 struct attention_facts {
     struct tensor q, k, v;
@@ -37,7 +36,8 @@ struct attention_facts {
     int64_t widest;
 };
 
-static struct attention_facts attention_facts(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, bool latent)
+static struct attention_facts attention_facts(const struct config *cfg, const struct dev *d, const struct gpu_facts *g,
+                                              bool latent)
 {
     const struct config_model *c = &cfg->model;
     int64_t width = latent ? c->mla_nope + c->mla_rope : c->head_dim, values = latent ? c->mla_v : c->head_dim;
@@ -53,7 +53,9 @@ static struct attention_facts attention_facts(const struct config *cfg, const st
         f.not_library = "cuDNN is not installed";
     if (c->attention_dropout > 0)
         f.not_library = "cuDNN does not know braid's random numbers (model.attention_dropout)";
-    f.not_hopper = c->attention_dropout > 0 ? "the backward kernel for Hopper drops no weights" : g->hopper ? attention_not_hopper(&f.q, &f.k, &f.v) : "not a Hopper GPU, or gpu.portable";
+    f.not_hopper = c->attention_dropout > 0 ? "the backward kernel for Hopper drops no weights"
+                   : g->hopper              ? attention_not_hopper(&f.q, &f.k, &f.v)
+                                            : "not a Hopper GPU, or gpu.portable";
     return f;
 }
 
@@ -62,14 +64,16 @@ static void print_attention(const struct config *cfg, const struct dev *d, const
 {
     struct attention_facts f = attention_facts(cfg, d, g, latent);
     const char *what = latent ? "latent attention" : "attention", *forward = "cuDNN", *backward = "cuDNN";
-    const char *own = d->real == DT_BF16 && f.widest <= 256 ? "own kernels on tensor cores" : "own kernels without tensor cores";
+    const char *own =
+        d->real == DT_BF16 && f.widest <= 256 ? "own kernels on tensor cores" : "own kernels without tensor cores";
     const char *why = f.not_library;
     char text[128];
     if (f.not_library != NULL)
         forward = backward = own;
     if (f.not_hopper == NULL) {
         backward = "own kernel for Hopper";
-    } else if (f.not_library == NULL && !latent && cfg->model.attn_window > 0 && cfg->model.attn_window < cfg->train.seq / 5) {
+    } else if (f.not_library == NULL && !latent && cfg->model.attn_window > 0 &&
+               cfg->model.attn_window < cfg->train.seq / 5) {
         backward = own;
         why = "cuDNN's backward goes over all keys, whatever the window";
     } else if (f.not_library == NULL && cfg->gpu.fast) {
@@ -80,8 +84,7 @@ static void print_attention(const struct config *cfg, const struct dev *d, const
     line(out, what, text, why);
 }
 
-/* ---- experts
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- experts --------------------------------------------------------------------------------- */
 
 static const char *experts_not_fused(const struct config *cfg, const struct dev *d, const struct gpu_facts *g)
 {
@@ -105,16 +108,22 @@ static void print_experts(const struct config *cfg, const struct dev *d, const s
          why == NULL ? "products and activation in one kernel" : "grouped products, then the activation", why);
 }
 
-/* ---- hyper-connections
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- hyper-connections ----------------------------------------------------------------------- */
 
 /* The boundary between two layers, forward, on this device; one on paper runs as many clusters as it likes. */
-static struct mhc_choice streams_path(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, struct mhc_shape *s)
+static struct mhc_choice streams_path(const struct config *cfg, const struct dev *d, const struct gpu_facts *g,
+                                      struct mhc_shape *s)
 {
     const struct cuda_dev *gpu = d->impl;
     struct mhc_device there = g->hopper ? mhc_some_hopper : mhc_some_gpu;
-    *s = (struct mhc_shape){.kernels = (enum mhc_kernels)cfg->mhc.kernels, .real = d->real, .streams = cfg->model.mhc_streams,
-                            .channels = cfg->model.hidden, .aligned = true, .w_aligned = true, .closes = true, .maps = true};
+    *s = (struct mhc_shape){.kernels = (enum mhc_kernels)cfg->mhc.kernels,
+                            .real = d->real,
+                            .streams = cfg->model.mhc_streams,
+                            .channels = cfg->model.hidden,
+                            .aligned = true,
+                            .w_aligned = true,
+                            .closes = true,
+                            .maps = true};
     const struct ops *ops = gpu != NULL && gpu->sm_count > 0 ? ops_for(d) : NULL;
     if (ops != NULL && ops->mhc_boundary_clusters != NULL && g->hopper && mhc_may_cluster(s)) {
         struct err e = {0};
@@ -143,13 +152,13 @@ int model_check_kernels(const struct config *cfg, const struct dev *d, struct er
     return mhc_refuse_path(&s, &c, e) != ST_OK ? (e->code = ST_USAGE) : ST_OK;
 }
 
-/* ---- all of them
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
 static void print_codes(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, struct buf *out)
 {
     static const char *const recipe[] = {[CFG_FP8_BLOCKWISE] = "FP8, scales by 128 numbers, of weights by 128 x 128",
-                                         [CFG_FP8_TENSOR] = "FP8, one scale for a tensor", [CFG_FP8_MX] = "FP8, scales by 32 numbers"};
+                                         [CFG_FP8_TENSOR] = "FP8, one scale for a tensor",
+                                         [CFG_FP8_MX] = "FP8, scales by 32 numbers"};
     if (cfg->gpu.precision != CFG_PRECISION_FP8)
         return;
     bool fast = d->kind == DEV_CUDA && g->hopper && cfg->gpu.fp8_recipe != CFG_FP8_MX;

@@ -69,10 +69,12 @@ static struct tensor kept_of(const struct model *m, int index, const struct tens
 int model_set_param(struct model *m, int index, const struct tensor *whole, struct err *e)
 {
     const struct param_entry *row = &m->params.list[index];
-    struct tensor from = kept_of(m, index, whole, KEPT_WEIGHT), *host = &from, master = kept_of(m, index, whole, KEPT_MASTER);
+    struct tensor from = kept_of(m, index, whole, KEPT_WEIGHT), *host = &from,
+                  master = kept_of(m, index, whole, KEPT_MASTER);
     struct tensor copy = tensor_1d(NULL, param_dtype(&row->p, m->dev->real), from.dim[0]);
     if (row->master_offset >= 0)
-        TRY(m->dev->vt->copy_in(m->dev, m->mem.base[ARENA_MASTER] + row->master_offset, master.data, tensor_bytes(&master), e));
+        TRY(m->dev->vt->copy_in(m->dev, m->mem.base[ARENA_MASTER] + row->master_offset, master.data,
+                                tensor_bytes(&master), e));
     if (from.dim[0] == 0)
         return ST_OK;
     char *to = m->mem.base[ARENA_PARAM] + row->offset;
@@ -96,12 +98,17 @@ int model_init_params(struct model *m, struct err *e)
         struct tensor trained = model_param(m, k);
         if (n == 0)
             continue;
-        struct init_args a = {.y = tensor_1d(trained.data, trained.dtype, n), .kind = p->init, .a = p->init_a, .b = p->init_b,
-                              .row = p->rank > 1 ? p->dim[1] : 1, .n_values = p->n_values,
+        struct init_args a = {.y = tensor_1d(trained.data, trained.dtype, n),
+                              .kind = p->init,
+                              .a = p->init_a,
+                              .b = p->init_b,
+                              .row = p->rank > 1 ? p->dim[1] : 1,
+                              .n_values = p->n_values,
                               .key = rng_key((uint64_t)m->cfg->run.seed, p->key),
                               .first = kept.first + (p->dim[0] > 0 ? p->shard.first * (all / p->dim[0]) : 0)};
         if (row->master_offset >= 0) /* of other ranks' pieces, their values are gathered from them */
-            a.copy = tensor_1d(m->mem.base[ARENA_PARAM] + row->offset + (kept.first - copy.first) * (int64_t)dtype_bytes(m->dev->real),
+            a.copy = tensor_1d(m->mem.base[ARENA_PARAM] + row->offset +
+                                   (kept.first - copy.first) * (int64_t)dtype_bytes(m->dev->real),
                                m->dev->real, n);
         if (a.y.dtype != DT_BF16) {
             TRY(m->ops->init(&lane, &a));

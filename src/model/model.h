@@ -10,7 +10,7 @@
 
 enum { MTP_MAX_DEPTHS = 8 };
 
-/* ---- chunks ---------------------------------------------------------------------------------------------- */
+/* ---- chunks ---------------------------------------------------------------------------------- */
 
 /* What virtual stage v of a rank holds of the model. */
 struct model_chunk {
@@ -20,7 +20,7 @@ struct model_chunk {
 };
 int model_chunk(const struct pattern *p, const struct mesh *m, int v, struct model_chunk *out, struct err *e);
 
-/* ---- model ----------------------------------------------------------------------------------------------- */
+/* ---- model ----------------------------------------------------------------------------------- */
 
 struct model {
     const struct config *cfg;
@@ -48,15 +48,15 @@ struct model_plan {
     int64_t cache_len;
     slot_id loss, logits;
     slot_id mtp_loss[MTP_MAX_DEPTHS]; /* training: F64 [2] of each depth */
-    int n_mtp;   /* the same on every rank; where there is no head, the losses are NO_SLOT */
-    int n_micro; /* microbatches of one run: 1, or with a pipeline or overlap all of a step */
+    int n_mtp;                        /* the same on every rank; where there is no head, the losses are NO_SLOT */
+    int n_micro;                      /* microbatches of one run: 1, or with a pipeline or overlap all of a step */
     bool built;
 };
 struct model_plan_opts {
     const char *name;
     enum build_mode mode;
     int64_t batch, seq;
-    int64_t n_micro; /* training: microbatches of a step on this rank; 0: one */
+    int64_t n_micro;   /* training: microbatches of a step on this rank; 0: one */
     int64_t cache_len; /* decode */
     bool want_logits;
 };
@@ -70,14 +70,16 @@ int model_commit(struct model *m, struct model_plan **plans, int n_plans, struct
 int model_init_params(struct model *m, struct err *e);
 
 /* Host views; valid on host devices. */
-/* As trained: the fp32 master weight where there is one. On the device; of the parameter's shape, or where a rank keeps a shard [n] of it. */
+/* As trained: the fp32 master weight where there is one. On the device; of the parameter's shape, or where a rank keeps
+ * a shard [n] of it. */
 struct tensor model_param(const struct model *m, int index);
 struct shard model_param_kept(const struct model *m, int index); /* which elements those are */
 /* What is kept of master weight and working copy, from a dense host tensor of the wide type that holds all of it. */
 int model_set_param(struct model *m, int index, const struct tensor *host, struct err *e);
 /* Whole, or this rank's shard of the sums. */
 struct tensor model_grad(const struct model *m, int index);
-/* FP8 codes of a parameter from its value; of all that have codes. After every change of values that is not the update plan's. */
+/* FP8 codes of a parameter from its value; of all that have codes. After every change of values that is not the update
+ * plan's. */
 int model_quantise_param(const struct model *m, int index, struct lane *lane);
 int model_quantise(const struct model *m, struct err *e);
 /* Persistent memory that layers share by offset (metrics, tables, routes), from and to the host. */

@@ -33,12 +33,9 @@ const char *pattern_error_name(enum pattern_error code)
     return (unsigned)code < PATTERN_ERRORS ? names[code] : "?";
 }
 
-/* ---- errors -------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
-enum {
-    SHOWN = 200,
-    BEFORE = 120
-}; /* bytes of a pattern in a message; of those, in front of the mark */
+enum { SHOWN = 200, BEFORE = 120 }; /* bytes of a pattern in a message; of those, in front of the mark */
 
 /* The part of the text round a position, one printable column per byte so that the mark fits.
  * Returns the column of the position. */
@@ -68,8 +65,7 @@ int pattern_refuse(const char *text, size_t at, struct err *e, const char *fmt, 
     return ST_USAGE;
 }
 
-static int refuse(struct pattern *p, enum pattern_error code, size_t at, struct err *e,
-                  const char *what)
+static int refuse(struct pattern *p, enum pattern_error code, size_t at, struct err *e, const char *what)
 {
     p->error = code;
     return pattern_refuse(p->text, at, e, "%s", what);
@@ -86,7 +82,7 @@ static int bad_symbol(struct pattern *p, size_t at, struct err *e)
     return pattern_refuse(p->text, at, e, "this is not a valid layer symbol (%.*s)", 2 * n - 1, symbols);
 }
 
-/* ---- validation: positions [from, to) of p->text ------------------------------------------- */
+/* ---- validation: positions [from, to) of p->text --------------------------------------------- */
 
 static bool is_symbol(char c) { return c != '\0' && core_find(c) != NULL; }
 
@@ -141,19 +137,19 @@ static int check_mixing(struct pattern *p, size_t from, size_t to, struct err *e
     const struct core_kind *const *cores = core_kinds(&n);
     for (int i = 0; i < n; i++) {
         const char symbol[] = {cores[i]->symbol, '\0'};
-        size_t own = find(p, from, to, symbol), other = cores[i]->excludes != NULL ? find(p, from, to, cores[i]->excludes) : to;
+        size_t own = find(p, from, to, symbol),
+               other = cores[i]->excludes != NULL ? find(p, from, to, cores[i]->excludes) : to;
         if (own < to && other < to)
             return refuse(p, PATTERN_ATTN_MIX, own > other ? own : other, e, cores[i]->excludes_message);
     }
     return ST_OK;
 }
 
-/* ---- items, segments and numbers of what is valid ------------------------------------------ */
+/* ---- items, segments and numbers of what is valid -------------------------------------------- */
 
 static void store_item(struct pattern *p, size_t from, size_t to, bool grouped)
 {
-    p->items[p->n_items] =
-        (struct pattern_item){(uint16_t)p->n_layers, (uint16_t)(to - from), grouped};
+    p->items[p->n_items] = (struct pattern_item){(uint16_t)p->n_layers, (uint16_t)(to - from), grouped};
     for (size_t i = from; i < to; i++) {
         p->symbols[p->n_layers] = p->text[i];
         p->item_of[p->n_layers] = (uint16_t)p->n_items;
@@ -166,8 +162,7 @@ static void store_item(struct pattern *p, size_t from, size_t to, bool grouped)
 static void store_segment(struct pattern *p, size_t from, size_t to)
 {
     struct pattern_segment *s = &p->segments[p->n_segments++];
-    *s = (struct pattern_segment){.first_item = (uint16_t)p->n_items,
-                                  .first_layer = (uint16_t)p->n_layers};
+    *s = (struct pattern_segment){.first_item = (uint16_t)p->n_items, .first_layer = (uint16_t)p->n_layers};
     for (size_t i = from; i < to; i++) {
         size_t close = p->text[i] == '[' ? find(p, i, to, "]") : i;
         if (close > i)
@@ -180,7 +175,7 @@ static void store_segment(struct pattern *p, size_t from, size_t to)
     s->n_layers = (uint16_t)(p->n_layers - s->first_layer);
 }
 
-/* ---- parts --------------------------------------------------------------------------------- */
+/* ---- parts ----------------------------------------------------------------------------------- */
 
 /* cuts: the characters that end a segment. */
 static int parse_main(struct pattern *p, size_t to, const char *cuts, struct err *e)
@@ -201,8 +196,7 @@ static int parse_main(struct pattern *p, size_t to, const char *cuts, struct err
 }
 
 /* Every depth must be like the first; the mark goes to the first byte that is not. */
-static int check_depths_alike(struct pattern *p, size_t first, size_t first_end, size_t to,
-                              struct err *e)
+static int check_depths_alike(struct pattern *p, size_t first, size_t first_end, size_t to, struct err *e)
 {
     p->n_mtp_depths = 1;
     for (size_t from = first_end + 1; from <= to; from++, p->n_mtp_depths++) {
@@ -210,8 +204,7 @@ static int check_depths_alike(struct pattern *p, size_t first, size_t first_end,
         while (first + n < first_end && from + n < end && p->text[first + n] == p->text[from + n])
             n++;
         if (first + n < first_end || from + n < end)
-            return refuse(p, PATTERN_MTP_DIFFER, from + n, e,
-                          "All MTP patterns must be identical; this one differs");
+            return refuse(p, PATTERN_MTP_DIFFER, from + n, e, "All MTP patterns must be identical; this one differs");
         from = end;
     }
     return ST_OK;
@@ -243,8 +236,7 @@ static int take_text(struct pattern *p, const char *text, size_t *n, struct err 
     p->n_segments = text == NULL;
     if (*n > PATTERN_MAX) {
         p->error = PATTERN_LENGTH;
-        return err_set(e, ST_USAGE, "model.pattern has %zu characters, at most %d are allowed", *n,
-                       PATTERN_MAX);
+        return err_set(e, ST_USAGE, "model.pattern has %zu characters, at most %d are allowed", *n, PATTERN_MAX);
     }
     if (text != NULL && config_expand_pattern(text, p->text, e) != ST_OK) {
         p->error = PATTERN_REPEAT;
@@ -274,7 +266,7 @@ int pattern_parse_segment(struct pattern *p, const char *text, struct err *e)
     return text != NULL ? parse_main(p, n, "", e) : ST_OK;
 }
 
-/* ---- counts and maps ----------------------------------------------------------------------- */
+/* ---- counts and maps ------------------------------------------------------------------------- */
 
 int pattern_map(const char *symbols, char symbol, int *layers)
 {
@@ -287,7 +279,7 @@ int pattern_map(const char *symbols, char symbol, int *layers)
     return n;
 }
 
-/* ---- checkpoint keys ----------------------------------------------------------------------- */
+/* ---- checkpoint keys ------------------------------------------------------------------------- */
 
 int pattern_layer_key_index(const struct pattern *p, int layer)
 {
@@ -321,11 +313,10 @@ int pattern_check_keys(const struct pattern *p, struct err *e)
         const struct pattern_item *it = &p->items[i];
         for (int l = it->first; l < it->first + it->n; l++)
             if (stored_before(p, it, l))
-                return pattern_refuse(
-                    p->text, p->at[l], e,
-                    "a group stores its layers under one number, so decoder.layers.%d would hold "
-                    "a second layer like '%c'",
-                    i, p->symbols[l]);
+                return pattern_refuse(p->text, p->at[l], e,
+                                      "a group stores its layers under one number, so decoder.layers.%d would hold "
+                                      "a second layer like '%c'",
+                                      i, p->symbols[l]);
     }
     return ST_OK;
 }

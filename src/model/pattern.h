@@ -78,33 +78,28 @@ int pattern_parse(struct pattern *p, const char *text, struct err *e);
 /* One segment alone: '|' and '/' are no symbols. */
 int pattern_parse_segment(struct pattern *p, const char *text, struct err *e);
 /* "model.pattern: WHAT at position N of 'TEXT'" and the hint that points there; returns ST_USAGE. */
-int pattern_refuse(const char *text, size_t at, struct err *e, const char *fmt, ...)
-    PRINTF_LIKE(4, 5);
+int pattern_refuse(const char *text, size_t at, struct err *e, const char *fmt, ...) PRINTF_LIKE(4, 5);
 
-/* ---- pipeline chunks ----------------------------------------------------------------------- */
+/* ---- pipeline chunks ------------------------------------------------------------------------- */
 
 enum { PATTERN_NOT_GIVEN = -1 };
 struct pattern_place {
     int pp_rank, pp_size;
-    int vp; /* virtual stage, or PATTERN_NOT_GIVEN */
-    int first_layers,
-        last_layers; /* physical layers of the first and last rank, or PATTERN_NOT_GIVEN */
+    int vp;                        /* virtual stage, or PATTERN_NOT_GIVEN */
+    int first_layers, last_layers; /* physical layers of the first and last rank, or PATTERN_NOT_GIVEN */
 };
 struct pattern_chunk {
-    struct pattern_segment
-        part;        /* its items and layers; first_* are the offsets even when it is empty */
-    bool auto_split; /* cut evenly for want of '|': deprecated upstream, worth a warning */
+    struct pattern_segment part; /* its items and layers; first_* are the offsets even when it is empty */
+    bool auto_split;             /* cut evenly for want of '|': deprecated upstream, worth a warning */
     enum pattern_error error;
 };
 /* What one (rank, virtual stage) runs: segment vp * pp_size + pp_rank, or without '|' an even
  * share. */
-int pattern_choose(const struct pattern *p, const struct pattern_place *at,
-                   struct pattern_chunk *out, struct err *e);
+int pattern_choose(const struct pattern *p, const struct pattern_place *at, struct pattern_chunk *out, struct err *e);
 /* Virtual stages per rank that the segments ask for; 0: none. */
-int pattern_virtual_stages(const struct pattern *p, int pp_size, int *out, enum pattern_error *code,
-                           struct err *e);
+int pattern_virtual_stages(const struct pattern *p, int pp_size, int *out, enum pattern_error *code, struct err *e);
 
-/* ---- counts and maps ----------------------------------------------------------------------- */
+/* ---- counts and maps ------------------------------------------------------------------------- */
 
 /* Where a symbol stands in a string of symbols: layers[k] (may be NULL) is the index of the k-th;
  * returns how many. */
@@ -112,7 +107,7 @@ int pattern_map(const char *symbols, char symbol, int *layers);
 /* One item as it is written, with its brackets. */
 void pattern_add_item(const struct pattern *p, int item, struct buf *out);
 
-/* ---- checkpoint keys ----------------------------------------------------------------------- */
+/* ---- checkpoint keys ------------------------------------------------------------------------- */
 
 /* Grouped models store Transformer keys: layers by item, the final norm by Transformer's name. */
 /* The N of "decoder.layers.N.": the item of a grouped model, the layer itself of a flat one. */
@@ -121,7 +116,7 @@ const char *pattern_final_norm_key(const struct pattern *p); /* of its weight */
 /* Two layers of a group must not store the same names: [MM*E], [D+E]. */
 int pattern_check_keys(const struct pattern *p, struct err *e);
 
-/* ---- what can be built --------------------------------------------------------------------- */
+/* ---- what can be built ----------------------------------------------------------------------- */
 
 /* At least one layer, and a core for every symbol; the first gap is reported with its position. */
 int pattern_check_cores(const struct pattern *p, struct err *e);

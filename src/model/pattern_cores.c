@@ -21,7 +21,7 @@ int pattern_check_cores(const struct pattern *p, struct err *e)
         TRY(check_symbol(p, p->mtp_symbols[l], p->mtp_at + l, e));
     if (p->n_mtp_depths > MTP_MAX_DEPTHS)
         return pattern_refuse(p->text, (size_t)p->mtp_at, e,
-                              "there are %d MTP depths, at most %d are supported: they start",
-                              p->n_mtp_depths, MTP_MAX_DEPTHS);
+                              "there are %d MTP depths, at most %d are supported: they start", p->n_mtp_depths,
+                              MTP_MAX_DEPTHS);
     return ST_OK;
 }

@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- reading
- * ------------------------------------------------------------------------------------------ */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* NAME:N, only in the first N layers: the name is cut off there; otherwise every layer. */
 static int read_layers(struct policy_word *w, struct err *e)
@@ -15,10 +14,8 @@ static int read_layers(struct policy_word *w, struct err *e)
     if (colon == NULL)
         return ST_OK;
     if (!parse_i64(colon + 1, &w->layers) || w->layers < 1)
-        return err_set(
-            e, ST_USAGE,
-            "plan.recompute: '%s' must end in a number of layers of at least 1, such as norm:12",
-            w->name);
+        return err_set(e, ST_USAGE,
+                       "plan.recompute: '%s' must end in a number of layers of at least 1, such as norm:12", w->name);
     *colon = '\0';
     return ST_OK;
 }
@@ -55,14 +52,12 @@ static bool may_drop_streams(const struct policy *p)
 {
     bool may = has_word(p, "mhc") || has_word(p, "full");
     for (int i = 0; i < p->n_words; i++)
-        may |= strchr(p->words[i].name, '*') != NULL ||
-               strstr(p->words[i].name, "joint.stream") != NULL;
+        may |= strchr(p->words[i].name, '*') != NULL || strstr(p->words[i].name, "joint.stream") != NULL;
     return may;
 }
 
 /* Without a number of layers, "mhc" makes a part of the model one block, as it does in Megatron. */
-static struct stream_policy read_streams(const struct policy *p, const struct config *c,
-                                         int n_layers)
+static struct stream_policy read_streams(const struct policy *p, const struct config *c, int n_layers)
 {
     const char *block = c->plan.recompute_block;
     struct stream_policy s = {.stay = strcmp(block, "off") == 0 && !may_drop_streams(p)};
@@ -77,8 +72,7 @@ static struct stream_policy read_streams(const struct policy *p, const struct co
 int policy_read(struct policy *p, const struct config *c, int n_layers, struct err *e)
 {
     *p = (struct policy){0};
-    bool standard =
-        c->plan.recompute_granularity == CFG_GRANULARITY_SELECTIVE && c->plan.recompute[0] == '\0';
+    bool standard = c->plan.recompute_granularity == CFG_GRANULARITY_SELECTIVE && c->plan.recompute[0] == '\0';
     if (c->plan.recompute_granularity == CFG_GRANULARITY_FULL)
         TRY(read_words(p, "full", e));
     TRY(read_words(p, standard ? "core_attn" : c->plan.recompute, e));
@@ -92,8 +86,7 @@ void policy_release(struct policy *p)
     *p = (struct policy){0};
 }
 
-/* ---- applying
- * ------------------------------------------------------------------------------------------ */
+/* ---- applying -------------------------------------------------------------------------------- */
 
 int policy_drop(const struct policy_word *w, struct graph *g)
 {
@@ -110,8 +103,7 @@ int policy_unknown(const struct policy_word *w, const struct graph *g, struct er
     struct buf names;
     buf_init(&names, 400);
     graph_droppable(g, &names);
-    err_set(e, ST_USAGE, "plan.recompute: '%s' names no slot of this model that can be recomputed",
-            w->name);
+    err_set(e, ST_USAGE, "plan.recompute: '%s' names no slot of this model that can be recomputed", w->name);
     err_hint(e, "valid here: %sfull, globs such as mlp.*, and Megatron's names such as core_attn",
              names.text ? names.text : "");
     buf_release(&names);

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* ---- the stack ----------------------------------------------------------------------------- */
+/* ---- the stack ------------------------------------------------------------------------------- */
 
 static const char *plural(int n) { return n == 1 ? "" : "s"; }
 
@@ -39,9 +39,8 @@ struct row {
 static void print_row(const struct row *r, struct buf *out)
 {
     char flops[32];
-    buf_addf(out, "%5s %4s %-3s %-22s %-42s %12lld %11s\n", r->layer, r->item, r->symbol, r->core,
-             r->keys, (long long)r->elems,
-             r->flops > 0 ? human_count(r->flops, flops, sizeof flops) : "-");
+    buf_addf(out, "%5s %4s %-3s %-22s %-42s %12lld %11s\n", r->layer, r->item, r->symbol, r->core, r->keys,
+             (long long)r->elems, r->flops > 0 ? human_count(r->flops, flops, sizeof flops) : "-");
 }
 
 static void print_layer(const struct model *m, int layer, struct buf *out)
@@ -54,8 +53,8 @@ static void print_layer(const struct model *m, int layer, struct buf *out)
                     .flops = model_layer_flops(m->cfg, symbol, m->cfg->train.seq)};
     snprintf(r.layer, sizeof r.layer, "%d", layer);
     snprintf(r.item, sizeof r.item, "%d", p->item_of[layer]);
-    snprintf(r.symbol, sizeof r.symbol, "%c%c%c", it->grouped && layer == it->first ? '[' : ' ',
-             symbol, it->grouped && layer == it->first + it->n - 1 ? ']' : ' ');
+    snprintf(r.symbol, sizeof r.symbol, "%c%c%c", it->grouped && layer == it->first ? '[' : ' ', symbol,
+             it->grouped && layer == it->first + it->n - 1 ? ']' : ' ');
     snprintf(r.keys, sizeof r.keys, "decoder.layers.%d.*", pattern_layer_key_index(p, layer));
     print_row(&r, out);
 }
@@ -64,8 +63,8 @@ static void print_segment(const struct model *m, int index, struct buf *out)
 {
     const struct pattern_segment *s = &m->pattern.segments[index];
     if (m->pattern.n_segments > 1)
-        buf_addf(out, "%5s      |  segment %d: %d layer%s, from layer %d, item %d\n", "", index,
-                 s->n_layers, plural(s->n_layers), s->first_layer, s->first_item);
+        buf_addf(out, "%5s      |  segment %d: %d layer%s, from layer %d, item %d\n", "", index, s->n_layers,
+                 plural(s->n_layers), s->first_layer, s->first_item);
     for (int l = s->first_layer; l < s->first_layer + s->n_layers; l++)
         print_layer(m, l, out);
 }
@@ -73,9 +72,8 @@ static void print_segment(const struct model *m, int index, struct buf *out)
 static void print_mtp_layer(const struct model *m, int depth, int i, struct buf *out)
 {
     char symbol = m->pattern.mtp_symbols[i];
-    struct row r = {.layer = "-",
-                    .core = core_find(symbol)->name,
-                    .flops = model_layer_flops(m->cfg, symbol, m->cfg->train.seq)};
+    struct row r = {
+        .layer = "-", .core = core_find(symbol)->name, .flops = model_layer_flops(m->cfg, symbol, m->cfg->train.seq)};
     snprintf(r.symbol, sizeof r.symbol, " %c ", symbol);
     snprintf(r.keys, sizeof r.keys, "mtp.layers.%d.mtp_model_layer.layers.%d.", depth, i);
     r.elems = prefix_elems(m, r.keys);
@@ -90,9 +88,9 @@ static void print_depth(const struct model *m, int depth, struct buf *out)
     snprintf(name, sizeof name, "MTP depth %d", depth);
     snprintf(all, sizeof all, "mtp.layers.%d.", depth);
     snprintf(layers, sizeof layers, "mtp.layers.%d.mtp_model_layer.", depth);
-    struct row entry = {
-        .layer = "-", .symbol = " / ", .core = name, .flops = model_mtp_flops(m->cfg)};
-    snprintf(entry.keys, sizeof entry.keys, "%senorm, hnorm, %s, ...", all, m->cfg->model.mhc_streams > 0 ? "e_proj, h_proj" : "eh_proj");
+    struct row entry = {.layer = "-", .symbol = " / ", .core = name, .flops = model_mtp_flops(m->cfg)};
+    snprintf(entry.keys, sizeof entry.keys, "%senorm, hnorm, %s, ...", all,
+             m->cfg->model.mhc_streams > 0 ? "e_proj, h_proj" : "eh_proj");
     entry.elems = prefix_elems(m, all) - prefix_elems(m, layers);
     print_row(&entry, out);
     for (int i = 0; i < m->pattern.n_mtp_layers; i++)
@@ -108,8 +106,8 @@ static void print_summary(const struct model *m, struct buf *out)
     if (p->n_segments > 1)
         buf_addf(out, ", %d pipeline segments", p->n_segments);
     if (p->n_mtp_depths > 0)
-        buf_addf(out, ", %d MTP depth%s of %d layer%s", p->n_mtp_depths, plural(p->n_mtp_depths),
-                 p->n_mtp_layers, plural(p->n_mtp_layers));
+        buf_addf(out, ", %d MTP depth%s of %d layer%s", p->n_mtp_depths, plural(p->n_mtp_depths), p->n_mtp_layers,
+                 plural(p->n_mtp_layers));
     buf_add(out, "\n");
     if (m->cfg->model.layers != 0 && m->cfg->model.layers != p->n_layers && m->cfg->model.layers != p->n_items)
         buf_addf(out, "  model.layers = %lld is not used: the pattern has %d layer%s\n",
@@ -131,8 +129,8 @@ static void print_chunk(const struct pattern *p, const struct model_chunk *c, st
         between = ",";
     }
     if (c->n > 0) {
-        buf_addf(out, "%s layers %d to %d, %.*s%s", between, c->from, c->from + c->n - 1,
-                 c->n < ROOM ? c->n : ROOM, p->symbols + c->from, c->n > ROOM ? "..." : "");
+        buf_addf(out, "%s layers %d to %d, %.*s%s", between, c->from, c->from + c->n - 1, c->n < ROOM ? c->n : ROOM,
+                 p->symbols + c->from, c->n > ROOM ? "..." : "");
         between = ",";
     }
     if (c->last)
@@ -160,7 +158,7 @@ void model_print_stages(const struct model *m, struct buf *out)
     }
 }
 
-/* ---- all of it ----------------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static void print_whole(const struct model *m, struct buf *out)
 {
@@ -169,8 +167,8 @@ static void print_whole(const struct model *m, struct buf *out)
     char text[32];
     int64_t total = param_table_elems(&m->params), rest = total;
     print_summary(m, out);
-    buf_addf(out, "%5s %4s %-3s %-22s %-42s %12s %11s\n", "layer", "item", "", "core", "keys",
-             "parameters", "FLOP/token");
+    buf_addf(out, "%5s %4s %-3s %-22s %-42s %12s %11s\n", "layer", "item", "", "core", "keys", "parameters",
+             "FLOP/token");
     for (int s = 0; s < p->n_segments; s++)
         print_segment(m, s, out);
     for (int l = 0; l < p->n_layers; l++)
@@ -183,8 +181,7 @@ static void print_whole(const struct model *m, struct buf *out)
     print_row(&ends, out);
     for (int k = 0; k < p->n_mtp_depths; k++)
         print_depth(m, k, out);
-    buf_addf(out, "parameters: %lld (%s)\n", (long long)total,
-             human_count((double)total, text, sizeof text));
+    buf_addf(out, "parameters: %lld (%s)\n", (long long)total, human_count((double)total, text, sizeof text));
 }
 
 /* A rank that holds a part shows the whole model too, declared on paper. */
@@ -193,13 +190,11 @@ void model_print_stack(const struct model *m, struct buf *out)
     struct model whole = {0};
     struct model_plan plan = {0};
     struct err e = {0};
-    struct model_plan_opts o = {.name = "whole",
-                                .mode = BUILD_TRAIN,
-                                .batch = m->cfg->train.micro_batch,
-                                .seq = m->cfg->train.seq};
+    struct model_plan_opts o = {
+        .name = "whole", .mode = BUILD_TRAIN, .batch = m->cfg->train.micro_batch, .seq = m->cfg->train.seq};
     bool part = m->mesh.pp > 1 || m->mesh.ep > 1;
-    bool shown = part && model_init(&whole, m->cfg, m->dev, &e) == ST_OK &&
-                 model_plan_build(&whole, &plan, &o, &e) == ST_OK;
+    bool shown =
+        part && model_init(&whole, m->cfg, m->dev, &e) == ST_OK && model_plan_build(&whole, &plan, &o, &e) == ST_OK;
     print_whole(shown ? &whole : m, out);
     if (part) {
         model_plan_release(&plan);
@@ -215,7 +210,6 @@ void model_print_params(const struct model *m, struct buf *out)
         const struct param *p = &m->params.list[k].p;
         struct tensor t = tensor_shape(m->dev->real, p->rank, p->dim);
         char shape[64];
-        buf_addf(out, "%-58s %-18s %s\n", p->key, tensor_text(&t, shape, sizeof shape),
-                 p->decay ? "yes" : "no");
+        buf_addf(out, "%-58s %-18s %s\n", p->key, tensor_text(&t, shape, sizeof shape), p->decay ? "yes" : "no");
     }
 }

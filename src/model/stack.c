@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* ---- the batch node: what the host hands in ---------------------------------------------------------- */
+/* ---- the batch node: what the host hands in -------------------------------------------------- */
 
 static int copy_in(const struct step_ctx *c, int use, const void *host)
 {
@@ -66,17 +66,18 @@ static void declare_batch(struct build *b, int64_t depths)
     b->in.loss = decode || !head ? NO_SLOT : build_state(b, "loss", tensor_1d(NULL, DT_F64, 2));
     graph_sum(g, b->in.loss);
     int n = graph_node(g, "batch", LANE_COPY, NULL);
-    GRAPH_PHASE(g, n, PH_FWD, batch_fwd, WRITES(b->in.token), WRITES(b->in.label), WRITES(b->in.pos), WRITES(b->in.doc_start),
-                WRITES(b->in.info), WRITES(b->in.start), WRITES(b->in.scale), WRITES(b->in.mb_share));
+    GRAPH_PHASE(g, n, PH_FWD, batch_fwd, WRITES(b->in.token), WRITES(b->in.label), WRITES(b->in.pos),
+                WRITES(b->in.doc_start), WRITES(b->in.info), WRITES(b->in.start), WRITES(b->in.scale),
+                WRITES(b->in.mb_share));
     graph_host(g, n);
 }
 
-/* ---- joints and cores ------------------------------------------------------------------------------------ */
+/* ---- joints and cores ------------------------------------------------------------------------ */
 
 /* One part of the pattern: the main layers, or those of an MTP depth. */
 struct part {
     const char *symbols;
-    int from, n; /* layers of it to declare: the main part may be cut */
+    int from, n;                /* layers of it to declare: the main part may be cut */
     const char *where;          /* keys are <where><index>. */
     const struct pattern *keys; /* main: which index a layer has in keys; NULL: its own */
     const struct pattern *groups;
@@ -167,27 +168,33 @@ static int declare_mtp(struct build *b, const struct pattern *p, const struct su
         graph_scope(b->g, -1, scope);
         mp->mtp_loss[k] = build_state(b, "loss", tensor_1d(NULL, DT_F64, 2));
         unit_begin(b, -1, scope, false);
-        struct head_io head = {.scope = scope, .h = sub.h, .dh = sub.dh, .label = io.label, .loss = mp->mtp_loss[k], .scale_index = k + 1};
+        struct head_io head = {
+            .scope = scope, .h = sub.h, .dh = sub.dh, .label = io.label, .loss = mp->mtp_loss[k], .scale_index = k + 1};
         TRY(head_declare(b, &head));
         hand_on(&io, &sub);
     }
     return ST_OK;
 }
 
-/* ---- chunks ---------------------------------------------------------------------------------------------------- */
+/* ---- chunks ---------------------------------------------------------------------------------- */
 
 int model_chunk(const struct pattern *p, const struct mesh *m, int v, struct model_chunk *out, struct err *e)
 {
-    *out = (struct model_chunk){.segment = v * m->pp + m->pp_rank, .n_segments = m->pp * m->vpp, .n = p->n_layers,
-                                .first = mesh_is_first(m, v), .last = mesh_is_last(m, v)};
+    *out = (struct model_chunk){.segment = v * m->pp + m->pp_rank,
+                                .n_segments = m->pp * m->vpp,
+                                .n = p->n_layers,
+                                .first = mesh_is_first(m, v),
+                                .last = mesh_is_last(m, v)};
     if (out->n_segments == 1) /* '|' without a pipeline says nothing */
         return ST_OK;
     if (p->n_segments != 1 && p->n_segments != out->n_segments) {
-        err_set(e, ST_USAGE, "model.pattern has %d segments, but %d pipeline stages of %d chunks each take %d", p->n_segments, m->pp,
-                m->vpp, out->n_segments);
+        err_set(e, ST_USAGE, "model.pattern has %d segments, but %d pipeline stages of %d chunks each take %d",
+                p->n_segments, m->pp, m->vpp, out->n_segments);
         return err_hint(e, "put %d '|' into the pattern, or change parallel.pp or parallel.vpp", out->n_segments - 1);
     }
-    struct pattern_place at = {.pp_rank = m->pp_rank, .pp_size = m->pp, .vp = m->vpp > 1 ? v : PATTERN_NOT_GIVEN,
+    struct pattern_place at = {.pp_rank = m->pp_rank,
+                               .pp_size = m->pp,
+                               .vp = m->vpp > 1 ? v : PATTERN_NOT_GIVEN,
                                .first_layers = m->first_layers > 0 ? m->first_layers : PATTERN_NOT_GIVEN,
                                .last_layers = m->last_layers > 0 ? m->last_layers : PATTERN_NOT_GIVEN};
     struct pattern_chunk chosen;
@@ -229,7 +236,8 @@ static int declare_chunk(struct build *b, const struct pattern *p, const struct 
         TRY(embed_declare(b, "embed", b->in.token, b->in.pos, &x, &dx));
         sub = sublayer_entry(x, dx, false);
     } else {
-        TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments}, joint_of(b->cfg), &sub));
+        TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments},
+                           joint_of(b->cfg), &sub));
         unit_begin(b, -1, "entry", false); /* a chunk begins with its cut */
     }
     struct part part = {
@@ -256,17 +264,36 @@ static int declare_stack(struct build *b, const struct pattern *p, struct model_
     return ST_OK;
 }
 
-/* ---- plans ------------------------------------------------------------------------------------------------ */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 static int declare_plan(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
 {
-    *mp = (struct model_plan){.mode = o->mode, .batch = o->batch, .seq = o->seq, .cache_len = o->cache_len, .n_micro = 1};
+    *mp =
+        (struct model_plan){.mode = o->mode, .batch = o->batch, .seq = o->seq, .cache_len = o->cache_len, .n_micro = 1};
     graph_init(&mp->g, m->ops);
     mp->built = true;
-    struct build b = {.cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mesh = &m->mesh, .mode = o->mode, .g = &mp->g, .mem = &m->mem,
-                      .params = &m->params, .tables = &m->tables, .metrics = &m->metrics, .routes = &m->routes, .updates = &m->updates, .batch = o->batch, .seq = o->seq, .rows = o->batch * o->seq,
-                      .cache_len = o->cache_len, .n_layers = m->pattern.n_layers, .n_depths = m->pattern.n_mtp_depths, .want_logits = o->want_logits,
-                      .logits = NO_SLOT, .streams = m->policy.streams, .e = e};
+    struct build b = {.cfg = m->cfg,
+                      .dev = m->dev,
+                      .ops = m->ops,
+                      .mesh = &m->mesh,
+                      .mode = o->mode,
+                      .g = &mp->g,
+                      .mem = &m->mem,
+                      .params = &m->params,
+                      .tables = &m->tables,
+                      .metrics = &m->metrics,
+                      .routes = &m->routes,
+                      .updates = &m->updates,
+                      .batch = o->batch,
+                      .seq = o->seq,
+                      .rows = o->batch * o->seq,
+                      .cache_len = o->cache_len,
+                      .n_layers = m->pattern.n_layers,
+                      .n_depths = m->pattern.n_mtp_depths,
+                      .want_logits = o->want_logits,
+                      .logits = NO_SLOT,
+                      .streams = m->policy.streams,
+                      .e = e};
     TRY(units_open(&b.units, e));
     int st = declare_stack(&b, &m->pattern, mp);
     units_close(b.units);
@@ -311,7 +338,8 @@ static int apply_policy(const struct model *m, struct graph *g, const struct mod
 
 static int settle_replays(const struct model *m, struct model_plan *mp, struct err *e)
 {
-    struct build b = {.cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mesh = &m->mesh, .mode = mp->mode, .g = &mp->g, .e = e};
+    struct build b = {
+        .cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mesh = &m->mesh, .mode = mp->mode, .g = &mp->g, .e = e};
     const struct joint_kind *joint = joint_of(m->cfg);
     int st = joint->settle != NULL ? joint->settle(&b) : ST_OK;
     if (st != ST_OK)
@@ -321,9 +349,11 @@ static int settle_replays(const struct model *m, struct model_plan *mp, struct e
 
 /* With a pipeline or overlap a training plan is a whole step. All else is one microbatch, in the plain order: every
  * chunk's forward, then every backward, which is free of deadlock over any number of stages. */
-static int order_plan(const struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct order *out, struct err *e)
+static int order_plan(const struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct order *out,
+                      struct err *e)
 {
-    static const enum overlap_kind kinds[] = {[CFG_OVERLAP_NONE] = OVERLAP_NONE, [CFG_OVERLAP_EP] = OVERLAP_EP, [CFG_OVERLAP_DW] = OVERLAP_DW};
+    static const enum overlap_kind kinds[] = {
+        [CFG_OVERLAP_NONE] = OVERLAP_NONE, [CFG_OVERLAP_EP] = OVERLAP_EP, [CFG_OVERLAP_DW] = OVERLAP_DW};
     const struct config_parallel *c = &m->cfg->parallel;
     const struct mesh *at = &m->mesh;
     enum overlap_kind overlap = o->mode == BUILD_TRAIN ? kinds[c->overlap] : OVERLAP_NONE;
@@ -331,12 +361,18 @@ static int order_plan(const struct model *m, struct model_plan *mp, const struct
     mp->n_micro = whole ? (int)o->n_micro : 1;
     if (!whole && overlap == OVERLAP_NONE)
         return schedule_plain(&mp->g, m->cfg->plan.delay_dw, out, e);
-    struct schedule_opts s = {.pp = at->pp, .vpp = at->vpp, .pp_rank = at->pp_rank, .n_mb = mp->n_micro, .group = (int)c->pp_group,
-                              .overlap = overlap, .delay_dw = m->cfg->plan.delay_dw};
+    struct schedule_opts s = {.pp = at->pp,
+                              .vpp = at->vpp,
+                              .pp_rank = at->pp_rank,
+                              .n_mb = mp->n_micro,
+                              .group = (int)c->pp_group,
+                              .overlap = overlap,
+                              .delay_dw = m->cfg->plan.delay_dw};
     return schedule_step(&mp->g, &s, out, e);
 }
 
-/* FP8 that reaches no layer, and a glob that keeps none, are mistakes. A stage of a pipeline sees its own layers only. */
+/* FP8 that reaches no layer, and a glob that keeps none, are mistakes. A stage of a pipeline sees its own layers only.
+ * */
 static int check_codes(const struct model *m, struct err *e)
 {
     char word[192];
@@ -358,7 +394,8 @@ static int check_codes(const struct model *m, struct err *e)
     if (some)
         return ST_OK;
     err_set(e, ST_USAGE, "gpu.precision = fp8, but no linear layer of this model can have it");
-    return err_hint(e, "the sizes of a layer must be multiples of 16, gpu.fp8_keep must not name all of them, and experts stay in bf16");
+    return err_hint(e, "the sizes of a layer must be multiples of 16, gpu.fp8_keep must not name all of them, and "
+                       "experts stay in bf16");
 }
 
 int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)

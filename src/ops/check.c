@@ -17,7 +17,8 @@ int check_tensor(const char *op, const char *name, const struct tensor *t, enum 
     return err_set(e, ST_INVALID, "%s: tensor %s is %s%s, expected %s (-1: any size)", op, name,
                    tensor_text(t, have, sizeof have),
                    rank > 0 && t->rank == rank && t->dim[rank - 1] > 1 && t->stride[rank - 1] != 1
-                       ? " with a strided last dimension" : "",
+                       ? " with a strided last dimension"
+                       : "",
                    tensor_text(&want, need, sizeof need));
 }
 

@@ -7,13 +7,13 @@
 /* t must be present, of this dtype and rank, with dims as given (-1: any) and unit last stride. */
 int check_tensor(const char *op, const char *name, const struct tensor *t, enum dtype dtype, int rank,
                  const int64_t *dim, struct err *e);
-#define CHECK_T(op, name, t, dtype, rank, ...) \
+#define CHECK_T(op, name, t, dtype, rank, ...)                                                                         \
     TRY(check_tensor(op, name, t, dtype, rank, (const int64_t[]){__VA_ARGS__}, e))
 /* Same, but absent is fine. */
-#define CHECK_OPT(op, name, t, dtype, rank, ...)               \
-    do {                                                       \
-        if ((t)->data != NULL)                                 \
-            CHECK_T(op, name, t, dtype, rank, __VA_ARGS__);    \
+#define CHECK_OPT(op, name, t, dtype, rank, ...)                                                                       \
+    do {                                                                                                               \
+        if ((t)->data != NULL)                                                                                         \
+            CHECK_T(op, name, t, dtype, rank, __VA_ARGS__);                                                            \
     } while (0)
 int check_dense(const char *op, const char *name, const struct tensor *t, struct err *e);
 int check_work(const char *op, const struct tensor *work, int64_t need, struct err *e);
@@ -37,13 +37,7 @@ static inline int64_t row_offset(const struct tensor *t, int64_t r)
     }
     return t->rank >= 2 ? at + r * t->stride[0] : at;
 }
-static inline double *f64_row(const struct tensor *t, int64_t r)
-{
-    return (double *)t->data + row_offset(t, r);
-}
-static inline float *f32_row(const struct tensor *t, int64_t r)
-{
-    return (float *)t->data + row_offset(t, r);
-}
+static inline double *f64_row(const struct tensor *t, int64_t r) { return (double *)t->data + row_offset(t, r); }
+static inline float *f32_row(const struct tensor *t, int64_t r) { return (float *)t->data + row_offset(t, r); }
 
 #endif

@@ -87,7 +87,7 @@ static inline void multiply_triangle(float *out, int64_t c_row, int64_t pad, con
     }
 }
 
-/* ---- rows of a chunk, and their decay --------------------------------------------------------------------- */
+/* ---- rows of a chunk, and their decay -------------------------------------------------------- */
 
 struct chunk_rows {
     int64_t batch, first, n, pad; /* rows, and rows padded to whole blocks */
@@ -96,7 +96,7 @@ struct chunk_rows {
 };
 
 static inline void chunk_rows_set(struct chunk_rows *r, int64_t batch, int64_t index, int64_t chunk, int64_t rows,
-                            const struct tensor *doc_start)
+                                  const struct tensor *doc_start)
 {
     int32_t low = -1;
     r->batch = batch;
@@ -164,7 +164,7 @@ static inline vec decay_lanes(const struct decay *d, const struct chunk_rows *r,
     return e;
 }
 
-/* ---- states and sums -------------------------------------------------------------------------------------- */
+/* ---- states and sums ------------------------------------------------------------------------- */
 
 /* The state of (batch, head) in a tensor [B, H, rows, cols]. */
 static inline float *state_at(const struct tensor *t, int64_t b, int64_t head)
@@ -178,8 +178,8 @@ static inline float *entering(const struct tensor *t, int64_t b, int64_t index, 
 }
 
 /* out[head] = (out[head] +) the sums of [batch][heads][n] at `which`, over the batch in order. */
-static inline void add_batches(const struct tensor *out, const float *sums, int64_t batch, int64_t heads, int n, int which,
-                               bool add)
+static inline void add_batches(const struct tensor *out, const float *sums, int64_t batch, int64_t heads, int n,
+                               int which, bool add)
 {
     for (int64_t h = 0; present(out) && h < heads; h++) {
         float sum = add ? ((float *)out->data)[h] : 0.0f;

@@ -43,8 +43,8 @@ static inline bool sgemm_prefers_tiles(const struct sgemm *g)
 static inline void sgemm_blas(const struct sgemm *g)
 {
     cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans, g->trans_b ? CblasTrans : CblasNoTrans,
-                (blasint)g->m, (blasint)g->n, (blasint)g->k, g->alpha, g->a, (blasint)g->lda, g->b, (blasint)g->ldb, g->beta,
-                g->c, (blasint)g->ldc);
+                (blasint)g->m, (blasint)g->n, (blasint)g->k, g->alpha, g->a, (blasint)g->lda, g->b, (blasint)g->ldb,
+                g->beta, g->c, (blasint)g->ldc);
 }
 
 static inline void sgemm_one(const struct sgemm *g, bool tiles)

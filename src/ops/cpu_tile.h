@@ -64,8 +64,8 @@ struct product {
     bool add;
 };
 
-static inline __attribute__((always_inline)) void tile(const struct product *p, int64_t row,
-                                                       int64_t col, int n_rows, int n_cols)
+static inline __attribute__((always_inline)) void tile(const struct product *p, int64_t row, int64_t col, int n_rows,
+                                                       int n_cols)
 {
     const float *a = p->a + row * p->a_row, *b = p->b + col;
     float *out = p->out + row * p->out_row + col;
@@ -121,8 +121,8 @@ static inline void multiply(const struct product *p)
 }
 
 /* out[c][r] = in[r][c] * scale, for rows x cols floats. */
-static inline void transpose(float *out, int64_t out_row, const float *in, int64_t in_row,
-                             int64_t rows, int64_t cols, float scale)
+static inline void transpose(float *out, int64_t out_row, const float *in, int64_t in_row, int64_t rows, int64_t cols,
+                             float scale)
 {
     int64_t r = 0, c;
     for (; r + 4 <= rows; r += 4) {
@@ -130,8 +130,7 @@ static inline void transpose(float *out, int64_t out_row, const float *in, int64
             const float *at = in + r * in_row + c;
             float *to = out + c * out_row + r;
             vec4 a = *(const vec4 *)at * scale, b = *(const vec4 *)(at + in_row) * scale;
-            vec4 d = *(const vec4 *)(at + 2 * in_row) * scale,
-                 e = *(const vec4 *)(at + 3 * in_row) * scale;
+            vec4 d = *(const vec4 *)(at + 2 * in_row) * scale, e = *(const vec4 *)(at + 3 * in_row) * scale;
             vec4 ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
             vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
             vec4 de_low = __builtin_shufflevector(d, e, 0, 4, 1, 5);
@@ -165,8 +164,7 @@ struct mask {
     int64_t start, window;
 };
 
-static inline void queries_init(struct queries *q, const struct mask *m, int64_t batch,
-                                int64_t block, int64_t n)
+static inline void queries_init(struct queries *q, const struct mask *m, int64_t batch, int64_t block, int64_t n)
 {
     q->first = block * QUERY_BLOCK;
     q->count = min_i64(QUERY_BLOCK, n - q->first);
@@ -176,8 +174,7 @@ static inline void queries_init(struct queries *q, const struct mask *m, int64_t
     if (present(m->doc_start))
         doc = (const int32_t *)m->doc_start->data + batch * m->doc_start->stride[0];
     for (int64_t i = 0; i < QUERY_BLOCK; i++) {
-        int64_t at = m->start + q->first + i,
-                low = m->window > 0 ? max_i64(0, at - m->window + 1) : 0;
+        int64_t at = m->start + q->first + i, low = m->window > 0 ? max_i64(0, at - m->window + 1) : 0;
         if (i < q->count && doc != NULL)
             low = max_i64(low, doc[q->first + i]);
         q->low[i] = i < q->count ? (int32_t)low : 0;
@@ -227,10 +224,7 @@ static inline float *take(float **at, int64_t n)
     *at += round_up(n, VL);
     return p;
 }
-static inline float *align_floats(void *p)
-{
-    return (float *)(((uintptr_t)p + 63) & ~(uintptr_t)63);
-}
+static inline float *align_floats(void *p) { return (float *)(((uintptr_t)p + 63) & ~(uintptr_t)63); }
 
 static inline float *head_at(const struct tensor *t, int64_t b, int64_t row, int64_t head)
 {

@@ -15,7 +15,8 @@ static int ascending(const void *a, const void *b)
 /* On a GPU: a large copy, and a large product of random bf16 matrices. */
 static int measure_gpu(struct dev *dev, struct roofline *r, struct err *e)
 {
-    static const struct op_sample copy = {"rows=65536 d=8192 p=0"}, product = {"m=8192 n=8192 k=8192 trans_b=1 no_bias=1"};
+    static const struct op_sample copy = {"rows=65536 d=8192 p=0"},
+                                  product = {"m=8192 n=8192 k=8192 trans_b=1 no_bias=1"};
     const struct roofline none = {.bytes_per_s = 1, .flops_per_s = 1};
     struct op_timing t;
     if (ops_has(ops_for(dev), "dropout")) {
@@ -109,8 +110,8 @@ static int time_calls(const struct op_call *c, struct dev *dev, double budget, s
     return ST_OK;
 }
 
-int op_bench(const struct op_desc *d, const struct op_sample *s, struct dev *dev, const struct roofline *r, double budget,
-             struct op_timing *out, struct err *e)
+int op_bench(const struct op_desc *d, const struct op_sample *s, struct dev *dev, const struct roofline *r,
+             double budget, struct op_timing *out, struct err *e)
 {
     struct op_call c;
     struct op_block b = {0};

@@ -18,7 +18,7 @@ struct op_timing {
     int runs;
 };
 /* Runs for about `budget` seconds after a warm-up, on random data. */
-int op_bench(const struct op_desc *d, const struct op_sample *s, struct dev *dev, const struct roofline *r, double budget,
-             struct op_timing *out, struct err *e);
+int op_bench(const struct op_desc *d, const struct op_sample *s, struct dev *dev, const struct roofline *r,
+             double budget, struct op_timing *out, struct err *e);
 
 #endif

@@ -176,8 +176,8 @@ static void link_backward(const struct op_call *f, struct op_call *b)
     }
 }
 
-static int check_input(struct op_call *f, const struct op_call *b, int i, int j, struct lane *lane,
-                       uint64_t key, struct op_check_result *out)
+static int check_input(struct op_call *f, const struct op_call *b, int i, int j, struct lane *lane, uint64_t key,
+                       struct op_check_result *out)
 {
     enum { DIRECTIONS = 3 };
     struct tensor *x = &f->t[i];
@@ -205,8 +205,8 @@ static int check_input(struct op_call *f, const struct op_call *b, int i, int j,
     return ST_OK;
 }
 
-int op_gradcheck(const struct op_desc *d, const struct op_sample *s, uint64_t seed,
-                 struct op_check_result *out, struct err *e)
+int op_gradcheck(const struct op_desc *d, const struct op_sample *s, uint64_t seed, struct op_check_result *out,
+                 struct err *e)
 {
     *out = (struct op_check_result){0};
     const struct op_desc *back = d->backward ? op_find(d->backward) : NULL;
@@ -246,7 +246,7 @@ out:
     return st != ST_OK ? (err_in(e, "gradcheck of %s, sample '%s'", d->name, s->text), st) : ST_OK;
 }
 
-/* ---- one table against the reference ------------------------------------------------------------ */
+/* ---- one table against the reference --------------------------------------------------------- */
 
 static void compare_outputs(const struct op_call *got, const struct op_call *want, struct op_check_result *out)
 {
@@ -269,8 +269,8 @@ static void compare_outputs(const struct op_call *got, const struct op_call *wan
     }
 }
 
-int op_compare(const struct op_desc *d, const struct op_sample *s, struct dev *dev, const struct ops *ops, uint64_t seed,
-               struct op_check_result *out, struct err *e)
+int op_compare(const struct op_desc *d, const struct op_sample *s, struct dev *dev, const struct ops *ops,
+               uint64_t seed, struct op_check_result *out, struct err *e)
 {
     *out = (struct op_check_result){0};
     struct op_call fast, slow;

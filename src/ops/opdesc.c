@@ -53,8 +53,8 @@ double op_attr(const struct op_call *c, const char *name)
 
 enum dtype op_arg_dtype(const struct op_arg *a, enum dtype real)
 {
-    static const enum dtype fixed[] = {[ARG_I32] = DT_I32, [ARG_I64] = DT_I64, [ARG_F64] = DT_F64, [ARG_U8] = DT_U8,
-                                       [ARG_F8] = DT_F8_E4M3};
+    static const enum dtype fixed[] = {
+        [ARG_I32] = DT_I32, [ARG_I64] = DT_I64, [ARG_F64] = DT_F64, [ARG_U8] = DT_U8, [ARG_F8] = DT_F8_E4M3};
     return a->type == ARG_REAL ? real : a->type == ARG_WIDE ? wide_of(real) : fixed[a->type];
 }
 
@@ -152,7 +152,8 @@ static int apply(void *ctx, const char *name, double value)
     struct applying *a = ctx;
     if (str_starts(name, "no_") && value != 0) {
         int arg = op_arg_index(a->call->desc, name + 3);
-        bool optional = arg >= 0 && (a->call->desc->args[arg].role == ARG_OPT || a->call->desc->args[arg].role == ARG_OOUT);
+        bool optional =
+            arg >= 0 && (a->call->desc->args[arg].role == ARG_OPT || a->call->desc->args[arg].role == ARG_OOUT);
         if (optional) /* a sample may be for a partner op that can go without it */
             a->absent[arg] = true;
     } else {
@@ -182,8 +183,8 @@ int op_call_infer(struct op_call *c, const struct ops *ops, struct err *e)
     return ST_OK;
 }
 
-int op_call_sample(struct op_call *c, const struct op_desc *d, const struct op_sample *s,
-                   const struct ops *ops, struct err *e)
+int op_call_sample(struct op_call *c, const struct op_desc *d, const struct op_sample *s, const struct ops *ops,
+                   struct err *e)
 {
     *c = (struct op_call){.desc = d};
     for (int i = 0; i < d->n_attrs; i++)

@@ -37,7 +37,8 @@ struct op_call {
 struct op_desc {
     const char *name;    /* "rmsnorm_fwd" */
     const char *summary; /* one line for `braid op --help` */
-    /* Its args struct, calls through a device's table. args_bytes 0: an op without a field list, which brings functions below. */
+    /* Its args struct, calls through a device's table. args_bytes 0: an op without a field list, which brings functions
+     * below. */
     size_t args_bytes;
     int (*check)(const void *args, struct err *e);
     bool (*there)(const struct ops *ops);
@@ -60,45 +61,53 @@ struct op_desc {
     bool (*sample_fill)(struct op_call *c, int arg, struct tensor *host, uint64_t key);
     /* Changes to the packed args: what an extra tensor of samples stands for. */
     void (*prepare)(const struct op_call *c, void *args);
-    /* In place of what follows from the field list: check inputs and attributes, set shapes of outputs and work; run. */
+    /* In place of what follows from the field list: check inputs and attributes, set shapes of outputs and work; run.
+     * */
     int (*infer)(struct op_call *c, const struct ops *ops, struct err *e);
     int (*run)(const struct ops *ops, struct lane *lane, const struct op_call *c);
     void (*cost)(const struct op_call *c, struct op_cost *out);
-    const char *backward;    /* name of the backward descriptor, or NULL */
-    double tolerance;        /* cpu against ref, relative to the largest value of the tensor */
-    double narrow;           /* relative Frobenius error allowed beside bf16 storage, for values rounded on the way */
+    const char *backward; /* name of the backward descriptor, or NULL */
+    double tolerance;     /* cpu against ref, relative to the largest value of the tensor */
+    double narrow;        /* relative Frobenius error allowed beside bf16 storage, for values rounded on the way */
     const struct op_sample *samples; /* awkward shapes */
     int n_samples;
     const struct op_sample *bench;
     int n_bench;
 };
 
-/* Before a descriptor: the op's fields, attributes and calls, from its field list. OP_FIELDS and OP_ATTRS take further rows. */
-#define OP_FIELDS(op, LIST, ...) static const struct op_arg op##_fields[] = {LIST(OP_FIELD_, OP_NO_ATTR_, OP_NO_STRUCT_, op) __VA_ARGS__}
-#define OP_ATTRS(op, LIST, ...) static const struct op_attr op##_attrs[] = {LIST(OP_NO_FIELD_, OP_ATTR_, OP_NO_STRUCT_, op) __VA_ARGS__ {.name = NULL}}
-#define OP_CALLS(op)                                                                                                     \
-    static int op##_check_any(const void *a_, struct err *e) { return op##_check(a_, e); }                                \
-    static bool op##_there(const struct ops *o) { return o->op != NULL; }                                                  \
-    static int op##_call(const struct ops *o, struct lane *l, const void *a_) { return o->op(l, a_); }                     \
-    static int64_t op##_work_bytes(const struct ops *o, const void *a_) { return o->op##_work ? o->op##_work(a_) : 0; }    \
+/* Before a descriptor: the op's fields, attributes and calls, from its field list. OP_FIELDS and OP_ATTRS take further
+ * rows. */
+#define OP_FIELDS(op, LIST, ...)                                                                                       \
+    static const struct op_arg op##_fields[] = {LIST(OP_FIELD_, OP_NO_ATTR_, OP_NO_STRUCT_, op) __VA_ARGS__}
+#define OP_ATTRS(op, LIST, ...)                                                                                        \
+    static const struct op_attr op##_attrs[] = {LIST(OP_NO_FIELD_, OP_ATTR_, OP_NO_STRUCT_, op)                        \
+                                                    __VA_ARGS__{.name = NULL}}
+#define OP_CALLS(op)                                                                                                   \
+    static int op##_check_any(const void *a_, struct err *e) { return op##_check(a_, e); }                             \
+    static bool op##_there(const struct ops *o) { return o->op != NULL; }                                              \
+    static int op##_call(const struct ops *o, struct lane *l, const void *a_) { return o->op(l, a_); }                 \
+    static int64_t op##_work_bytes(const struct ops *o, const void *a_)                                                \
+    {                                                                                                                  \
+        return o->op##_work ? o->op##_work(a_) : 0;                                                                    \
+    }                                                                                                                  \
     _Static_assert(sizeof(struct op##_args) <= OP_ARGS_BYTES, "raise OP_ARGS_BYTES")
-#define OP_TABLES(op, LIST)  \
-    OP_FIELDS(op, LIST, );   \
-    OP_ATTRS(op, LIST, );    \
+#define OP_TABLES(op, LIST)                                                                                            \
+    OP_FIELDS(op, LIST, );                                                                                             \
+    OP_ATTRS(op, LIST, );                                                                                              \
     OP_CALLS(op)
 /* In a descriptor: those of an op; OP_NAMED: under a name of its own. */
 #define OP_IS(op) OP_NAMED(#op, op, op)
-#define OP_NAMED(text, fields, op)                                                                                       \
-    .name = text, .args = fields##_fields, .n_args = countof(fields##_fields), .attrs = op##_attrs,                         \
-    .n_attrs = countof(op##_attrs) - 1, .args_bytes = sizeof(struct op##_args), .check = op##_check_any, .there = op##_there, \
-    .call = op##_call, .work_bytes = op##_work_bytes
+#define OP_NAMED(text, fields, op)                                                                                     \
+    .name = text, .args = fields##_fields, .n_args = countof(fields##_fields), .attrs = op##_attrs,                    \
+    .n_attrs = countof(op##_attrs) - 1, .args_bytes = sizeof(struct op##_args), .check = op##_check_any,               \
+    .there = op##_there, .call = op##_call, .work_bytes = op##_work_bytes
 
 /* In a descriptor: a list and its length. */
 #define OP_LIST(field, list) .field = list, .n_##field = countof(list)
 
 const struct op_desc *const *op_registry(int *n);
 const struct op_desc *op_find(const char *name);
-int op_arg_index(const struct op_desc *d, const char *name);  /* -1 if absent */
+int op_arg_index(const struct op_desc *d, const char *name); /* -1 if absent */
 /* The gradient of a tensor: "d<name>", or "d_<name>" where that is a word of C. */
 int op_gradient_index(const struct op_desc *d, const char *name);
 int op_attr_index(const struct op_desc *d, const char *name); /* -1 if absent */
@@ -113,9 +122,9 @@ struct op_packed {
 };
 void op_call_pack(const struct op_call *c, struct op_packed *out);
 /* In a descriptor's functions: the args of call c as `name`. */
-#define OP_UNPACK(op, name, c)                \
-    struct op_packed packed_;                 \
-    op_call_pack(c, &packed_);                \
+#define OP_UNPACK(op, name, c)                                                                                         \
+    struct op_packed packed_;                                                                                          \
+    op_call_pack(c, &packed_);                                                                                         \
     const struct op##_args *name = (const struct op##_args *)(const void *)packed_.bytes
 /* Shapes of outputs and scratch from those of inputs and attributes, which are checked. */
 int op_call_infer(struct op_call *c, const struct ops *ops, struct err *e);
@@ -124,12 +133,12 @@ int op_call_run(const struct ops *ops, struct lane *lane, const struct op_call *
 bool op_arg_is(const struct op_call *c, int i, const char *name);
 
 /* Parse a sample, set attributes, dims and input shapes for a device type. */
-int op_call_sample(struct op_call *c, const struct op_desc *d, const struct op_sample *s,
-                   const struct ops *ops, struct err *e);
+int op_call_sample(struct op_call *c, const struct op_desc *d, const struct op_sample *s, const struct ops *ops,
+                   struct err *e);
 /* Bytes of all tensors but scratch: the cost of an op that touches each once. */
 double op_bytes(const struct op_call *c);
-/* sample_fill of ops over sequences. doc_start: documents of random length, a row begins one with this chance. start: 1,
- * because 0 would drop init, which the backward op cannot know. False: the argument is neither. */
+/* sample_fill of ops over sequences. doc_start: documents of random length, a row begins one with this chance. start:
+ * 1, because 0 would drop init, which the backward op cannot know. False: the argument is neither. */
 bool op_fill_documents(const struct op_call *c, int arg, struct tensor *t, uint64_t key, double chance);
 /* Set attribute or dim `name`; false if the op has none such. */
 bool op_call_set(struct op_call *c, const char *name, double value);

@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-int op_send(const struct op_call *c, const struct op_block *b, struct dev *dev, struct op_call *there, void **base, struct err *e)
+int op_send(const struct op_call *c, const struct op_block *b, struct dev *dev, struct op_call *there, void **base,
+            struct err *e)
 {
     *there = *c;
     TRY(dev->vt->alloc(dev, (int64_t)b->bytes, base, e));
@@ -31,7 +32,8 @@ static void same_inputs(const struct op_call *narrow, const struct op_call *exac
 {
     for (int i = 0; i < narrow->desc->n_args; i++) {
         enum arg_type type = narrow->desc->args[i].type;
-        if (narrow->t[i].data == NULL || narrow->desc->args[i].role == ARG_WORK || !(arg_is_real(type) || type == ARG_F64))
+        if (narrow->t[i].data == NULL || narrow->desc->args[i].role == ARG_WORK ||
+            !(arg_is_real(type) || type == ARG_F64))
             continue;
         for (int64_t k = 0, n = tensor_elems(&narrow->t[i]); k < n; k++)
             tensor_set(&exact->t[i], k, tensor_get(&narrow->t[i], k));
@@ -52,7 +54,8 @@ static void note(struct op_check_result *out, double ratio, const char *name, in
 }
 
 /* Sums of squares of one output: of the value, of our error, of the error of rounding the exact value. */
-static void compare_output(const struct op_call *got, const struct op_call *want, int i, double allowed_extra, struct op_check_result *out)
+static void compare_output(const struct op_call *got, const struct op_call *want, int i, double allowed_extra,
+                           struct op_check_result *out)
 {
     double value = 0, error = 0, floor = 0, worst = -1;
     int64_t where = 0, n = tensor_elems(&got->t[i]);
@@ -75,7 +78,8 @@ static void compare_output(const struct op_call *got, const struct op_call *want
     out->compared++;
     if (n > 0) {
         double allowed = 2 * sqrt(floor) + allowed_extra * sqrt(value) + 1e-6 * sqrt((double)n) * allowed_extra;
-        note(out, error == 0 ? 0 : sqrt(error) / (allowed + 1e-30), name, where, tensor_get(&got->t[i], where), tensor_get(&want->t[i], where));
+        note(out, error == 0 ? 0 : sqrt(error) / (allowed + 1e-30), name, where, tensor_get(&got->t[i], where),
+             tensor_get(&want->t[i], where));
     }
 }
 
@@ -129,8 +133,10 @@ static int load_open(struct load *w, struct dev *dev, struct err *e)
     TRY(dev->vt->alloc(dev, 3 * bytes, &w->base, e));
     TRY(dev->vt->fill(dev, w->base, 1, 3 * bytes, e));
     char *at = w->base;
-    w->g = (struct gemm_args){.a = tensor_2d(at, dev->real, LOAD, LOAD), .b = tensor_2d(at + bytes, dev->real, LOAD, LOAD),
-                              .c = tensor_2d(at + 2 * bytes, dev->real, LOAD, LOAD), .alpha = 1};
+    w->g = (struct gemm_args){.a = tensor_2d(at, dev->real, LOAD, LOAD),
+                              .b = tensor_2d(at + bytes, dev->real, LOAD, LOAD),
+                              .c = tensor_2d(at + 2 * bytes, dev->real, LOAD, LOAD),
+                              .alpha = 1};
     return dev->vt->sync(dev, e);
 }
 
@@ -154,7 +160,8 @@ int op_repeat_gpu(const struct op_desc *d, const struct op_sample *s, struct dev
         TRY_OUT(ops->gemm(&load.lane, &load.g));
         TRY_OUT(run_there(&again, &ab, dev, e));
         if (!same_bits(&first, &again))
-            st = err_set(e, ST_INTERNAL, "%s gave other bits in run %d of %d beside other work", d->name, k + 2, times + 1);
+            st = err_set(e, ST_INTERNAL, "%s gave other bits in run %d of %d beside other work", d->name, k + 2,
+                         times + 1);
         op_call_free(&ab);
     }
 out:

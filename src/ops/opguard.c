@@ -11,8 +11,9 @@ static const double max_attr = 1 << 20;
 /* Attributes are sizes, choices and switches, whole and not negative; but for these. */
 static bool may_be_negative(const char *name)
 {
-    static const char reals[] = "a b alpha beta scale offset shift fill clamp z z_loss aux seq_aux global_aux eps decay "
-                                "rate dt_min dt_max max_norm p beta1 beta2 capacity";
+    static const char reals[] =
+        "a b alpha beta scale offset shift fill clamp z z_loss aux seq_aux global_aux eps decay "
+        "rate dt_min dt_max max_norm p beta1 beta2 capacity";
     return str_has_word(reals, name);
 }
 
@@ -41,18 +42,16 @@ int op_guard_inputs(const struct op_call *c, struct err *e)
 {
     const struct op_desc *d = c->desc;
     for (int i = 0; i < d->n_attrs; i++) {
-        double limit = attr_limit(d->attrs[i].name),
-               low = may_be_negative(d->attrs[i].name) ? -limit : 0;
+        double limit = attr_limit(d->attrs[i].name), low = may_be_negative(d->attrs[i].name) ? -limit : 0;
         if (!(c->attr[i] >= low && c->attr[i] <= limit))
-            return err_set(e, ST_INVALID, "%s: attribute %s is %g, expected %g to %g", d->name,
-                           d->attrs[i].name, c->attr[i], low, limit);
+            return err_set(e, ST_INVALID, "%s: attribute %s is %g, expected %g to %g", d->name, d->attrs[i].name,
+                           c->attr[i], low, limit);
     }
     for (int i = 0; i < d->n_args; i++) {
         char text[128];
         if (c->t[i].rank > 0 && extent(&c->t[i], max_elems) < 0)
-            return err_set(e, ST_INVALID, "%s: tensor %s is %s, beyond %lld elements", d->name,
-                           d->args[i].name, tensor_text(&c->t[i], text, sizeof text),
-                           (long long)max_elems);
+            return err_set(e, ST_INVALID, "%s: tensor %s is %s, beyond %lld elements", d->name, d->args[i].name,
+                           tensor_text(&c->t[i], text, sizeof text), (long long)max_elems);
     }
     return ST_OK;
 }
@@ -66,17 +65,14 @@ int op_guard_sizes(const struct op_call *c, int64_t *bytes, struct err *e)
         if (t->rank == 0)
             continue;
         if (extent(t, max_inferred) < 0)
-            return err_set(e, ST_INVALID, "%s: tensor %s would be %s, beyond %lld elements",
-                           c->desc->name, c->desc->args[i].name, tensor_text(t, text, sizeof text),
-                           (long long)max_inferred);
+            return err_set(e, ST_INVALID, "%s: tensor %s would be %s, beyond %lld elements", c->desc->name,
+                           c->desc->args[i].name, tensor_text(t, text, sizeof text), (long long)max_inferred);
         *bytes += tensor_bytes(t); /* at most 32 of at most 2^43 */
     }
     return ST_OK;
 }
 
-/* ---- indices
- * ------------------------------------------------------------------------------------------------------------------
- */
+/* ---- indices --------------------------------------------------------------------------------- */
 
 /* Entries lie in [low, high): high is a size of another tensor, times an attribute where one is
  * named. low is the number, or -high where both signs are indices. Ops that check their indices
@@ -103,21 +99,20 @@ static const struct index_rule index_rules[] = {
     {"epsend", "src", LOW_DROPPED, "src", 0, NULL, false},
 };
 
-static int bad_index(const struct op_call *c, const struct index_rule *r, int64_t at, int64_t value,
-                     int64_t low, int64_t high, struct err *e)
+static int bad_index(const struct op_call *c, const struct index_rule *r, int64_t at, int64_t value, int64_t low,
+                     int64_t high, struct err *e)
 {
-    return err_set(e, ST_INVALID, "%s: %s[%lld] is %lld, expected %lld to %lld%s", c->desc->name,
-                   r->name, (long long)at, (long long)value, (long long)low,
-                   (long long)high - !r->rising, r->rising ? ", rising from 0" : "");
+    return err_set(e, ST_INVALID, "%s: %s[%lld] is %lld, expected %lld to %lld%s", c->desc->name, r->name,
+                   (long long)at, (long long)value, (long long)low, (long long)high - !r->rising,
+                   r->rising ? ", rising from 0" : "");
 }
 
-static int check_indices(const struct op_call *c, const struct index_rule *r,
-                         const struct tensor *t, int64_t high, struct err *e)
+static int check_indices(const struct op_call *c, const struct index_rule *r, const struct tensor *t, int64_t high,
+                         struct err *e)
 {
     int64_t low = r->low == LOW_BOTH_SIGNS ? -high : (int64_t)r->low, before = 0;
     for (int64_t i = 0, n = tensor_elems(t); i < n; i++) {
-        int64_t v =
-            t->dtype == DT_I64 ? ((const int64_t *)t->data)[i] : ((const int32_t *)t->data)[i];
+        int64_t v = t->dtype == DT_I64 ? ((const int64_t *)t->data)[i] : ((const int32_t *)t->data)[i];
         if (v < low || v > high - !r->rising || (r->rising && (v < before || (i == 0 && v != 0))))
             return bad_index(c, r, i, v, low, high, e);
         before = v;
@@ -137,8 +132,7 @@ int op_guard_indices(const struct op_call *c, struct err *e)
         const struct tensor *t = &c->t[at];
         if (t->data == NULL || c->t[of].rank <= r->dim)
             continue; /* absent, or of a shape that the contract refuses */
-        int64_t high =
-            c->t[of].dim[r->dim] * (r->times != NULL ? (int64_t)op_attr(c, r->times) : 1);
+        int64_t high = c->t[of].dim[r->dim] * (r->times != NULL ? (int64_t)op_attr(c, r->times) : 1);
         TRY(check_indices(c, r, t, high, e));
     }
     return ST_OK;

@@ -2,8 +2,8 @@
  * <op>_cpu.c the fast fp32 version, <op>.cu the CUDA one, <op>_op.c the descriptor that tests,
  * bench, gradcheck and `braid op` share.
  *
- * Add an op: a folder and a line in ops.def; README.md has the steps. Its table is made from ops.def, so whoever includes this
- * is compiled again when an op is added; op.h is enough to name a table.
+ * Add an op: a folder and a line in ops.def; README.md has the steps. Its table is made from ops.def, so whoever
+ * includes this is compiled again when an op is added; op.h is enough to name a table.
  *
  * Rules for every op
  * - All memory comes from the caller; no allocation. Scratch is the `work` tensor (U8, 1-D), at
@@ -37,8 +37,8 @@ struct ops {
     const char *name;
     enum dtype real;
 
-#define OP(name, ref, cpu, cuda)                            \
-    int (*name)(struct lane *, const struct name##_args *); \
+#define OP(name, ref, cpu, cuda)                                                                                       \
+    int (*name)(struct lane *, const struct name##_args *);                                                            \
     int64_t (*name##_work)(const struct name##_args *);
 #include "ops/ops.def"
 #undef OP
@@ -47,7 +47,8 @@ struct ops {
     /* Blocks that run at once in clusters which together have so many channels, 0: none. NULL: no clusters. */
     int (*mhc_boundary_clusters)(struct lane *, int64_t channels, int64_t *blocks);
     int (*mhc_boundary_prepare)(struct lane *, const struct mhc_boundary_bwd_args *);
-    int64_t (*mhc_boundary_prepare_bytes)(const struct mhc_boundary_bwd_args *); /* of `ready`; NULL or 0: nothing is made before */
+    /* of `ready`; NULL or 0: nothing is made before */
+    int64_t (*mhc_boundary_prepare_bytes)(const struct mhc_boundary_bwd_args *);
 };
 
 extern const struct ops ops_ref;

@@ -10,8 +10,8 @@
 #undef ALIAS
 
 #define ENTRY_NONE(op)
-#define ENTRY_RUN(op)  .op = CPU_NAME(op##_cpu),
-#define ENTRY_WORK(op) ENTRY_RUN(op) .op##_work = CPU_NAME(op##_work_cpu),
+#define ENTRY_RUN(op) .op = CPU_NAME(op##_cpu),
+#define ENTRY_WORK(op) ENTRY_RUN(op).op##_work = CPU_NAME(op##_work_cpu),
 #define OP(op, ref, cpu, cuda) ENTRY_##cpu(op)
 #define ALIAS(name, op)
 extern const struct ops CPU_NAME(ops_cpu); /* for ops.c, which names each variant */

@@ -10,14 +10,13 @@
 #undef ALIAS
 
 #define ENTRY_NONE(op)
-#define ENTRY_RUN(op)  .op = op##_cuda,
+#define ENTRY_RUN(op) .op = op##_cuda,
 #define ENTRY_WORK(op) .op = op##_cuda, .op##_work = op##_work_cuda,
 #define OP(op, ref, cpu, cuda) ENTRY_##cuda(op)
 #define ALIAS(name, op)
-#define MHC_EXTRAS \
-    .mhc_boundary_products = mhc_boundary_products_cuda, .mhc_boundary_prepare = mhc_boundary_prepare_cuda, \
-    .mhc_boundary_clusters = mhc_boundary_clusters_cuda, \
-    .mhc_boundary_prepare_bytes = mhc_boundary_prepare_bytes_cuda
+#define MHC_EXTRAS                                                                                                     \
+    .mhc_boundary_products = mhc_boundary_products_cuda, .mhc_boundary_prepare = mhc_boundary_prepare_cuda,            \
+    .mhc_boundary_clusters = mhc_boundary_clusters_cuda, .mhc_boundary_prepare_bytes = mhc_boundary_prepare_bytes_cuda
 
 const struct ops ops_cuda_bf16 = {
     .name = "cuda bf16",

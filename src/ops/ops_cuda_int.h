@@ -1,4 +1,5 @@
-/* What the .cu files and ops_cuda.c include beside contracts, which have the prototypes. It does not see the list of ops. */
+/* What the .cu files and ops_cuda.c include beside contracts, which have the prototypes. It does not see the list of
+ * ops. */
 #ifndef BRAID_OPS_CUDA_INT_H
 #define BRAID_OPS_CUDA_INT_H
 

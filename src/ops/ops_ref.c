@@ -10,7 +10,7 @@
 #undef ALIAS
 
 #define ENTRY_NONE(op)
-#define ENTRY_RUN(op)  .op = op##_ref,
+#define ENTRY_RUN(op) .op = op##_ref,
 #define ENTRY_WORK(op) .op = op##_ref, .op##_work = op##_work_ref,
 #define OP(op, ref, cpu, cuda) ENTRY_##ref(op)
 #define ALIAS(name, op)

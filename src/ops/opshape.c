@@ -39,9 +39,7 @@ static bool is_there(const struct sizes *s, int i)
 
 static bool is_input(const struct op_arg *a) { return a->role == ARG_IN || a->role == ARG_OPT; }
 
-/* ---- words
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 /* The next word of a shape text; false at its end. */
 static bool next_word(const char **text, const char **word, size_t *length)
@@ -75,9 +73,7 @@ static bool has_word(const char *text, const char *want)
     return false;
 }
 
-/* ---- names
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static int64_t number_in(const void *args, const struct op_attr *a)
 {
@@ -125,8 +121,7 @@ static void learn(struct sizes *s, const char *name, size_t length, int64_t valu
     }
 }
 
-/* ---- one size: terms with operators between
- * ------------------------------------------------------------------------ */
+/* ---- one size: terms with operators between -------------------------------------------------- */
 
 struct term {
     const char *name;
@@ -218,9 +213,7 @@ static int64_t allowed(const struct sizes *s, const char *word, size_t length, i
     return first;
 }
 
-/* ---- whole shapes
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- whole shapes ---------------------------------------------------------------------------- */
 
 /* Words for single dimensions; whether leading ones come before them. */
 static int count_sizes(const char *text, bool *lead)
@@ -286,9 +279,7 @@ static int wanted(const struct sizes *s, int i, const struct tensor *have, int64
     return rank;
 }
 
-/* ---- checks
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 /* Must it be there, may it be there, given what else is? */
 static int check_presence(const struct sizes *s, int i, struct err *e)
@@ -363,8 +354,7 @@ int op_check_fields(const struct op_desc *d, const void *args, struct err *e)
     return check_tensors(&s, false, e);
 }
 
-/* ---- samples and inference
- * ---------------------------------------------------------------------------------------------- */
+/* ---- samples and inference ------------------------------------------------------------------- */
 
 /* An optional output goes without what it depends on: another field, or the input whose gradient it
  * is. */

@@ -13,10 +13,7 @@ static inline double *at3(const struct tensor *t, int64_t b, int64_t s, int64_t 
     return (double *)t->data + b * t->stride[0] + s * t->stride[1] + h * t->stride[2];
 }
 /* Row n of the state of (b, h). */
-static inline double *state_row(const struct tensor *t, int64_t b, int64_t h, int64_t n)
-{
-    return at3(t, b, h, n);
-}
+static inline double *state_row(const struct tensor *t, int64_t b, int64_t h, int64_t n) { return at3(t, b, h, n); }
 /* Row n of the state that enters chunk c. */
 static inline double *chunk_row(const struct tensor *t, int64_t b, int64_t c, int64_t h, int64_t n)
 {

@@ -1,9 +1,9 @@
-/* Declaration of the update plan; see optim.h. Order: hyper-parameters in, sums over the ends of a pipeline, sum of squares of every
- * gradient in table order, clip, AdamW, what layers bring along. Gradients are summed over ranks, and weights gathered, by nodes
- * of the training plan (layers/unit.h).
+/* Declaration of the update plan; see optim.h. Order: hyper-parameters in, sums over the ends of a pipeline, sum of
+ * squares of every gradient in table order, clip, AdamW, what layers bring along. Gradients are summed over ranks, and
+ * weights gathered, by nodes of the training plan (layers/unit.h).
  *
- * Norm and AdamW are one node each for all parameters, since a GPU updates dozens of them in one launch: the node uses the stretch
- * of an arena that holds them all, and knows where each begins in it. */
+ * Norm and AdamW are one node each for all parameters, since a GPU updates dozens of them in one launch: the node uses
+ * the stretch of an arena that holds them all, and knows where each begins in it. */
 #include "optim/optim_int.h"
 #include "ops/adamw/adamw.h"
 #include "ops/gradnorm/gradnorm.h"
@@ -23,8 +23,8 @@ struct update_node {
     int n;
     const struct trained *list;
     struct stretch form[FORM_COUNT];
-    int64_t first_sum;        /* norm: of all sums */
-    struct tensor *grads;     /* n of each, filled at every run: what the ops take as lists */
+    int64_t first_sum;    /* norm: of all sums */
+    struct tensor *grads; /* n of each, filled at every run: what the ops take as lists */
     struct adamw_part *parts;
 };
 struct clip_node {
@@ -43,7 +43,8 @@ static int hyper_step(const struct step_ctx *c)
 /* n elements at this byte of the arena whose stretch is t. */
 static struct tensor at(const struct tensor *t, const struct stretch *s, int64_t offset, enum dtype type, int64_t n)
 {
-    return offset < 0 ? (struct tensor){0} : tensor_1d(t->data != NULL ? (char *)t->data + (offset - s->begin) : NULL, type, n);
+    return offset < 0 ? (struct tensor){0}
+                      : tensor_1d(t->data != NULL ? (char *)t->data + (offset - s->begin) : NULL, type, n);
 }
 
 static struct sqnorm_args norm_args(const struct update_node *n, const struct tensor *grads)
@@ -85,7 +86,9 @@ static int clip_all_step(const struct step_ctx *c)
 {
     enum { ALL, OUT };
     const struct clip_node *n = c->self;
-    struct clip_args a = {.sums = tensor_1d((double *)c->t[ALL].data + CLIP_SUM, DT_F64, n->ranks), .out = c->t[OUT], .max_norm = n->max_norm};
+    struct clip_args a = {.sums = tensor_1d((double *)c->t[ALL].data + CLIP_SUM, DT_F64, n->ranks),
+                          .out = c->t[OUT],
+                          .max_norm = n->max_norm};
     a.sums.stride[0] = CLIP_COUNT;
     return c->ops->clip(c->lane, &a);
 }
@@ -99,17 +102,30 @@ static int update_step(const struct step_ctx *c)
         bool copy = t->master >= 0;
         struct tensor param = at(&c->t[PARAM], &n->form[FORM_PARAM], t->param, copy ? n->real : n->wide, t->elems);
         int64_t second = t->optim + round_up(t->elems * (int64_t)dtype_bytes(n->wide), DEV_ALIGN);
-        n->parts[k] = (struct adamw_part){.p = copy ? at(&c->t[MASTER], &n->form[FORM_MASTER], t->master, n->wide, t->elems) : param,
-                                          .g = at(&c->t[GRAD], &n->form[FORM_GRAD], t->grad, n->wide, t->elems),
-                                          .m = at(&c->t[OPTIM], &n->form[FORM_OPTIM], t->optim, n->wide, t->elems),
-                                          .v = at(&c->t[OPTIM], &n->form[FORM_OPTIM], second, n->wide, t->elems),
-                                          .copy = copy ? param : (struct tensor){0},
-                                          .decay = t->decay,
-                                          .rate = t->rate};
+        n->parts[k] = (struct adamw_part){
+            .p = copy ? at(&c->t[MASTER], &n->form[FORM_MASTER], t->master, n->wide, t->elems) : param,
+            .g = at(&c->t[GRAD], &n->form[FORM_GRAD], t->grad, n->wide, t->elems),
+            .m = at(&c->t[OPTIM], &n->form[FORM_OPTIM], t->optim, n->wide, t->elems),
+            .v = at(&c->t[OPTIM], &n->form[FORM_OPTIM], second, n->wide, t->elems),
+            .copy = copy ? param : (struct tensor){0},
+            .decay = t->decay,
+            .rate = t->rate};
     }
     const struct adamw_part *p = &n->parts[0];
-    struct adamw_args a = {.p = p->p, .g = p->g, .m = p->m, .v = p->v, .copy = p->copy, .hyper = c->t[HYPER], .scale = c->t[SCALE],
-                           .beta1 = n->beta1, .beta2 = n->beta2, .eps = n->eps, .decay = p->decay, .rate = p->rate, .more = p + 1, .n_more = n->n - 1};
+    struct adamw_args a = {.p = p->p,
+                           .g = p->g,
+                           .m = p->m,
+                           .v = p->v,
+                           .copy = p->copy,
+                           .hyper = c->t[HYPER],
+                           .scale = c->t[SCALE],
+                           .beta1 = n->beta1,
+                           .beta2 = n->beta2,
+                           .eps = n->eps,
+                           .decay = p->decay,
+                           .rate = p->rate,
+                           .more = p + 1,
+                           .n_more = n->n - 1};
     return c->ops->adamw(c->lane, &a);
 }
 
@@ -131,7 +147,8 @@ static int new_node(struct optim *o, const struct model *m, int most, struct upd
 {
     const struct config_train *t = &m->cfg->train;
     *list = graph_own(&o->g, (size_t)most * sizeof **list);
-    *n = (struct update_node){.beta1 = t->beta1, .beta2 = t->beta2, .eps = t->eps, .wide = m->dev->wide, .real = m->dev->real, .list = *list};
+    *n = (struct update_node){
+        .beta1 = t->beta1, .beta2 = t->beta2, .eps = t->eps, .wide = m->dev->wide, .real = m->dev->real, .list = *list};
     n->grads = graph_own(&o->g, (size_t)most * sizeof *n->grads);
     n->parts = graph_own(&o->g, (size_t)most * sizeof *n->parts);
     return *list == NULL || n->grads == NULL || n->parts == NULL ? ST_NOMEM : ST_OK;
@@ -156,12 +173,17 @@ static struct trained part_of(const struct model *m, int k, struct shard s)
                             .master = copy ? row->master_offset + skipped(m, k, s, KEPT_MASTER) * wide : -1,
                             .param = row->offset + skipped(m, k, s, KEPT_WEIGHT) * (copy ? real : wide),
                             .optim = row->optim_offset,
-                            .decay = own_decay ? group->weight_decay : row->p.decay ? m->cfg->train.weight_decay : 0,
+                            .decay = own_decay      ? group->weight_decay
+                                     : row->p.decay ? m->cfg->train.weight_decay
+                                                    : 0,
                             .rate = group != NULL ? group->lr : 1};
 }
 
 static bool trained(const struct model *m, int k) { return param_trained(&m->params.list[k].p); }
-static int64_t kept(const struct model *m, int k, enum kept_form form) { return mesh_kept(&m->mesh, &m->params.list[k].p, form).n; }
+static int64_t kept(const struct model *m, int k, enum kept_form form)
+{
+    return mesh_kept(&m->mesh, &m->params.list[k].p, form).n;
+}
 
 /* Every trained parameter: what is updated here, with room for its moments. */
 static int list_updated(struct optim *o, struct model *m, struct update_node *n)
@@ -187,8 +209,8 @@ static int list_updated(struct optim *o, struct model *m, struct update_node *n)
     return ST_OK;
 }
 
-/* What this rank answers for in the norm: its shards, whoever updates them; of a weight that both ends of a pipeline hold, the
- * first one's. */
+/* What this rank answers for in the norm: its shards, whoever updates them; of a weight that both ends of a pipeline
+ * hold, the first one's. */
 static int list_normed(struct optim *o, const struct model *m, const struct update_node *update, struct update_node *n)
 {
     struct trained *list;
@@ -208,7 +230,9 @@ static slot_id stretch_slot(struct graph *g, const struct update_node *n, enum f
     static const char *const name[] = {"grads", "masters", "params", "moments"};
     static const enum arena_id arena[] = {ARENA_GRAD, ARENA_MASTER, ARENA_PARAM, ARENA_OPTIM};
     const struct stretch *s = &n->form[form];
-    return s->end > s->begin ? graph_persistent(g, name[form], tensor_1d(NULL, DT_U8, s->end - s->begin), arena[form], s->begin) : NO_SLOT;
+    return s->end > s->begin
+               ? graph_persistent(g, name[form], tensor_1d(NULL, DT_U8, s->end - s->begin), arena[form], s->begin)
+               : NO_SLOT;
 }
 
 static double trained_elems(const struct update_node *n)
@@ -219,7 +243,8 @@ static double trained_elems(const struct update_node *n)
     return sum;
 }
 
-static void declare_norm(struct optim *o, const struct model *m, const struct update_node *n, slot_id grads, slot_id sums)
+static void declare_norm(struct optim *o, const struct model *m, const struct update_node *n, slot_id grads,
+                         slot_id sums)
 {
     struct graph *g = &o->g;
     struct tensor nowhere = {0};
@@ -241,7 +266,8 @@ static void declare_update(struct optim *o, const struct update_node *n, slot_id
         return;
     double elems = trained_elems(n), copy = master != NO_SLOT ? (double)dtype_bytes(n->real) : 0;
     int node = graph_node(g, "adamw", LANE_COMPUTE, n);
-    GRAPH_PHASE(g, node, PH_FWD, update_step, READS(grads), READS(hyper), READS(o->clip), ADDS(master), ADDS(param), ADDS(moments));
+    GRAPH_PHASE(g, node, PH_FWD, update_step, READS(grads), READS(hyper), READS(o->clip), ADDS(master), ADDS(param),
+                ADDS(moments));
     graph_cost(g, node, PH_FWD, 12 * elems, elems * (7 * (double)dtype_bytes(n->wide) + copy));
 }
 
@@ -270,7 +296,8 @@ static int declare_quantise(struct optim *o, const struct model *m, slot_id para
     if (codes.end <= codes.begin)
         return ST_OK;
     declare_coded_gather(o, m, params, s);
-    slot_id slot = graph_persistent(g, "codes", tensor_1d(NULL, DT_U8, codes.end - codes.begin), ARENA_CODE, codes.begin);
+    slot_id slot =
+        graph_persistent(g, "codes", tensor_1d(NULL, DT_U8, codes.end - codes.begin), ARENA_CODE, codes.begin);
     int node = graph_node(g, "quantise", LANE_COMPUTE, m);
     GRAPH_PHASE(g, node, PH_FWD, quantise_step, READS(params), WRITES(slot));
     graph_cost(g, node, PH_FWD, 4 * elems, elems * ((double)dtype_bytes(m->dev->wide) + 2));
@@ -285,7 +312,9 @@ static int declare_layer_updates(struct optim *o, struct model *m)
         const struct update_decl *u = &m->updates.u[k];
         struct use uses[countof(u->use)];
         for (int i = 0; i < u->n_uses; i++)
-            uses[i] = (struct use){.slot = graph_persistent(g, u->name, u->use[i].shape, u->use[i].arena, u->use[i].offset), .mode = u->use[i].mode};
+            uses[i] =
+                (struct use){.slot = graph_persistent(g, u->name, u->use[i].shape, u->use[i].arena, u->use[i].offset),
+                             .mode = u->use[i].mode};
         graph_phase(g, graph_node(g, u->name, u->lane, u->self), PH_FWD, u->fn, uses, u->n_uses);
     }
     return g->err.code;
@@ -294,11 +323,12 @@ static int declare_layer_updates(struct optim *o, struct model *m)
 static slot_id state(struct optim *o, struct model *m, const char *name, int64_t n)
 {
     struct tensor shape = tensor_1d(NULL, DT_F64, n);
-    return graph_persistent(&o->g, name, shape, ARENA_STATE, memory_reserve(&m->mem, ARENA_STATE, tensor_bytes(&shape)));
+    return graph_persistent(&o->g, name, shape, ARENA_STATE,
+                            memory_reserve(&m->mem, ARENA_STATE, tensor_bytes(&shape)));
 }
 
-/* From all sums of squares to the decision. With several ranks each first sums up its own share, and a number of each is all
- * that travels; what is not finite on one is not finite on all. */
+/* From all sums of squares to the decision. With several ranks each first sums up its own share, and a number of each
+ * is all that travels; what is not finite on one is not finite on all. */
 static int declare_clip(struct optim *o, struct model *m, const struct model_plan *train, slot_id sums)
 {
     struct graph *g = &o->g;
@@ -309,11 +339,13 @@ static int declare_clip(struct optim *o, struct model *m, const struct model_pla
     const struct slot *from = train->loss != NO_SLOT ? &train->g.slots[train->loss] : NULL;
     slot_id loss = from != NULL ? graph_persistent(g, "loss", from->shape, ARENA_STATE, from->offset) : NO_SLOT;
     if (clip->ranks == 1) {
-        GRAPH_PHASE(g, graph_node(g, "clip", LANE_COMPUTE, clip), PH_FWD, clip_step, READS(sums), READS(loss), WRITES(o->clip));
+        GRAPH_PHASE(g, graph_node(g, "clip", LANE_COMPUTE, clip), PH_FWD, clip_step, READS(sums), READS(loss),
+                    WRITES(o->clip));
         return g->err.code;
     }
     slot_id all = state(o, m, "all_sums", clip->ranks * CLIP_COUNT);
-    GRAPH_PHASE(g, graph_node(g, "clip.own", LANE_COMPUTE, clip), PH_FWD, clip_own_step, READS(sums), READS(loss), WRITES(all));
+    GRAPH_PHASE(g, graph_node(g, "clip.own", LANE_COMPUTE, clip), PH_FWD, clip_own_step, READS(sums), READS(loss),
+                WRITES(all));
     declare_share(o, m, "clip.share", all);
     GRAPH_PHASE(g, graph_node(g, "clip", LANE_COMPUTE, clip), PH_FWD, clip_all_step, READS(all), WRITES(o->clip));
     return g->err.code;
@@ -346,8 +378,13 @@ int optim_build(struct optim *o, struct model *m, const struct model_plan *train
 {
     const struct config_train *t = &m->cfg->train;
     *o = (struct optim){.built = true, .beta1 = t->beta1, .beta2 = t->beta2};
-    o->schedule = (struct lr_schedule){.kind = (enum lr_kind)t->schedule, .wsd_style = (enum lr_wsd_style)t->wsd_style, .max = t->lr,
-                                       .min = t->min_lr, .warmup = t->warmup, .decay = t->decay_steps, .wsd = t->wsd_steps};
+    o->schedule = (struct lr_schedule){.kind = (enum lr_kind)t->schedule,
+                                       .wsd_style = (enum lr_wsd_style)t->wsd_style,
+                                       .max = t->lr,
+                                       .min = t->min_lr,
+                                       .warmup = t->warmup,
+                                       .decay = t->decay_steps,
+                                       .wsd = t->wsd_steps};
     TRY(lr_schedule_check(&o->schedule, e));
     graph_init(&o->g, m->ops);
     if (declare(o, m, train) != ST_OK) {
@@ -387,6 +424,7 @@ struct tensor optim_state(const struct model *m, int index, int which)
     struct tensor t = param_shape(m, index);
     if (!shard_is_all(m, index))
         t = tensor_1d(NULL, t.dtype, shard_of(m, index).n);
-    t.data = m->mem.base[ARENA_OPTIM] + m->params.list[index].optim_offset + which * round_up(tensor_bytes(&t), DEV_ALIGN);
+    t.data =
+        m->mem.base[ARENA_OPTIM] + m->params.list[index].optim_offset + which * round_up(tensor_bytes(&t), DEV_ALIGN);
     return t;
 }

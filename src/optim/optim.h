@@ -28,8 +28,8 @@ struct shard shard_of(const struct model *m, int index);
 struct shard shard_updated(const struct model *m, int index);
 bool shard_is_all(const struct model *m, int index);
 
-/* First (which 0) and second (which 1) moment of what this rank updates of parameter `index`: of the parameter's shape, or of a
- * shard [n]. On the device. */
+/* First (which 0) and second (which 1) moment of what this rank updates of parameter `index`: of the parameter's shape,
+ * or of a shard [n]. On the device. */
 struct tensor optim_state(const struct model *m, int index, int which);
 
 #endif

@@ -1,17 +1,25 @@
 /* Who updates what, and what ranks exchange in an update; see optim.h and optim_int.h.
  *
- * Of a parameter that R ranks hold copies of, rank r owns piece r (mesh_shard). With parallel.zero of 1 or more it has the sum of
- * that piece's gradients, keeps its moments and updates it; with 0 every rank has all sums and updates everything. Sums are taken in rank
- * order and the norm over the same pieces either way, so that all give the same bits. */
+ * Of a parameter that R ranks hold copies of, rank r owns piece r (mesh_shard). With parallel.zero of 1 or more it has
+ * the sum of that piece's gradients, keeps its moments and updates it; with 0 every rank has all sums and updates
+ * everything. Sums are taken in rank order and the norm over the same pieces either way, so that all give the same
+ * bits. */
 #include "optim/optim_int.h"
 
 struct shard shard_of(const struct model *m, int index) { return mesh_shard(&m->mesh, &m->params.list[index].p); }
-bool shard_is_all(const struct model *m, int index) { return !mesh_shards(&m->mesh, &m->params.list[index].p, KEPT_MOMENT); }
-struct shard shard_updated(const struct model *m, int index) { return mesh_kept(&m->mesh, &m->params.list[index].p, KEPT_MOMENT); }
+bool shard_is_all(const struct model *m, int index)
+{
+    return !mesh_shards(&m->mesh, &m->params.list[index].p, KEPT_MOMENT);
+}
+struct shard shard_updated(const struct model *m, int index)
+{
+    return mesh_kept(&m->mesh, &m->params.list[index].p, KEPT_MOMENT);
+}
 
-/* ---- both ends of a pipeline ----------------------------------------------------------------------------------------- */
+/* ---- both ends of a pipeline ----------------------------------------------------------------- */
 
-/* Sums over data-parallel ranks are there already, so each rank adds up what it updates with its partner at the other end. */
+/* Sums over data-parallel ranks are there already, so each rank adds up what it updates with its partner at the other
+ * end. */
 struct ends_node {
     const char *what;
     const struct mesh *mesh;
@@ -19,7 +27,7 @@ struct ends_node {
     int n;
     struct end_part {
         int64_t offset, elems; /* offset: bytes into the stretch */
-    } *part;
+    } * part;
 };
 
 static int ends_step(const struct step_ctx *c)
@@ -51,7 +59,8 @@ void declare_ends(struct optim *o, const struct model *m, slot_id grads, const s
         struct shard updated = shard_updated(m, k), kept = mesh_kept(&m->mesh, &row->p, KEPT_GRADIENT);
         if (!row->p.shared_ends || !param_trained(&row->p) || updated.n == 0)
             continue;
-        part[x->n++] = (struct end_part){.offset = row->grad_offset - s->begin + (updated.first - kept.first) * size, .elems = updated.n};
+        part[x->n++] = (struct end_part){.offset = row->grad_offset - s->begin + (updated.first - kept.first) * size,
+                                         .elems = updated.n};
         most = max_i64(most, updated.n);
         bytes += (double)(updated.n * size);
     }
@@ -64,7 +73,7 @@ void declare_ends(struct optim *o, const struct model *m, slot_id grads, const s
     graph_cost(g, node, PH_FWD, 0, bytes);
 }
 
-/* ---- weights with codes --------------------------------------------------------------------------------------------------- */
+/* ---- weights with codes ---------------------------------------------------------------------- */
 
 /* Codes are made from whole weights right after the update, so these do not wait for the next step to be gathered. */
 struct coded_node {
@@ -81,7 +90,8 @@ static int coded_gather_step(const struct step_ctx *c)
         const struct param_entry *row = &x->m->params.list[k];
         if (!row->p.codes || !mesh_shards(mesh, &row->p, KEPT_MOMENT))
             continue;
-        struct tensor w = tensor_1d((char *)c->t[0].data + (row->offset - x->begin), x->m->dev->wide, param_elems(&row->p));
+        struct tensor w =
+            tensor_1d((char *)c->t[0].data + (row->offset - x->begin), x->m->dev->wide, param_elems(&row->p));
         TRY(comm_all_gather(mesh_copy_comm(mesh, &row->p), c->lane, x->what, &w, mesh_shard(mesh, &row->p).piece));
     }
     return ST_OK;
@@ -105,7 +115,7 @@ void declare_coded_gather(struct optim *o, const struct model *m, slot_id params
     graph_cost(g, node, PH_FWD, 0, bytes);
 }
 
-/* ---- a number of each rank ------------------------------------------------------------------------------------------ */
+/* ---- a number of each rank ------------------------------------------------------------------- */
 
 struct share_node {
     const char *what;

@@ -32,7 +32,8 @@ int exec_prepare(struct exec *x, const struct plan *p, struct err *e)
         most = step_phase(p, &p->steps[i])->n_uses > (int)most ? (size_t)step_phase(p, &p->steps[i])->n_uses : most;
     TRY(mem_grow((void **)&x->add, &x->cap_add, most + 1, sizeof *x->add, e));
     /* next step on the same lane, for each step; then the head of each lane; then done flags */
-    return mem_grow((void **)&x->lane_next, &x->cap_lane_next, 2 * (size_t)p->n_steps + LANE_COUNT, sizeof *x->lane_next, e);
+    return mem_grow((void **)&x->lane_next, &x->cap_lane_next, 2 * (size_t)p->n_steps + LANE_COUNT,
+                    sizeof *x->lane_next, e);
 }
 
 static bool writes(enum use_mode m) { return m != USE_READ; }
@@ -51,8 +52,9 @@ static int check_finite(const struct exec *x, const struct plan *p, const struct
         for (int64_t i = 0, n = tensor_elems(&host); st == ST_OK && i < n; i++) {
             double v = tensor_get(&host, i);
             if (!isfinite(v))
-                st = err_set(e, ST_NONFINITE, "first non-finite value: %g at element %lld of slot %s, written by node %s (%s)",
-                             v, (long long)i, p->g->slots[p->inst[s->instance[u]].slot].name,
+                st = err_set(e, ST_NONFINITE,
+                             "first non-finite value: %g at element %lld of slot %s, written by node %s (%s)", v,
+                             (long long)i, p->g->slots[p->inst[s->instance[u]].slot].name,
                              p->g->nodes[s->ref.node].name, phase_name(s->ref.phase));
         }
         dev_fetched(x->dev, &host);
@@ -95,7 +97,14 @@ static int run_step(struct exec *x, const struct plan *p, int index, const struc
     }
     struct lane *lane = &x->lane[s->lane];
     lane->err = e;
-    const struct step_ctx c = {.ops = x->ops, .lane = lane, .self = node->self, .t = s->t, .add = add, .phase = ph, .run = run, .mb = s->ref.mb};
+    const struct step_ctx c = {.ops = x->ops,
+                               .lane = lane,
+                               .self = node->self,
+                               .t = s->t,
+                               .add = add,
+                               .phase = ph,
+                               .run = run,
+                               .mb = s->ref.mb};
     double begin = x->trace ? time_now() : 0;
     if (x->dev->vt->range_begin != NULL)
         x->dev->vt->range_begin(x->dev, node->name);
@@ -111,9 +120,11 @@ static int run_step(struct exec *x, const struct plan *p, int index, const struc
     if (st == ST_OK && x->poison)
         st = poison_dead(x, p, s, e);
     if (st != ST_OK && p->n_mb > 1)
-        err_in(e, "node %s (%s), microbatch %d, step %lld, plan '%s'", node->name, phase_name(s->ref.phase), s->ref.mb, (long long)run->step, p->name);
+        err_in(e, "node %s (%s), microbatch %d, step %lld, plan '%s'", node->name, phase_name(s->ref.phase), s->ref.mb,
+               (long long)run->step, p->name);
     else if (st != ST_OK)
-        err_in(e, "node %s (%s), step %lld, plan '%s'", node->name, phase_name(s->ref.phase), (long long)run->step, p->name);
+        err_in(e, "node %s (%s), step %lld, plan '%s'", node->name, phase_name(s->ref.phase), (long long)run->step,
+               p->name);
     return st;
 }
 
@@ -125,8 +136,8 @@ static bool may_start(const struct plan *p, int step, const int *done)
     return true;
 }
 
-/* One of the n lanes that are ready. In most runs one lane is late: it is chosen when no other can go on, and seldom else. A wait
- * that leaves much room, as in overlapped schedules, would hardly ever be put to the test otherwise. */
+/* One of the n lanes that are ready. In most runs one lane is late: it is chosen when no other can go on, and seldom
+ * else. A wait that leaves much room, as in overlapped schedules, would hardly ever be put to the test otherwise. */
 static int pick_lane(struct exec *x, int *ready, int n, int late)
 {
     for (int i = 0; i < n && n > 1; i++)
@@ -216,7 +227,8 @@ static int run_list(struct exec *x, const struct plan *p, const struct run_info 
     return join_lanes(x, p, e);
 }
 
-static int find_captured(struct exec *x, const struct plan *p, const struct run_info *run, struct captured **out, bool *is_new, struct err *e)
+static int find_captured(struct exec *x, const struct plan *p, const struct run_info *run, struct captured **out,
+                         bool *is_new, struct err *e)
 {
     bool first_mb = run->first_mb, last_mb = run->last_mb;
     *is_new = false;

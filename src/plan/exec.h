@@ -23,9 +23,9 @@ struct exec {
     struct captured *captured;
     int n_captured;
     size_t cap_captured;
-    struct trace *trace;   /* or NULL */
-    struct err err;        /* where ops put their messages */
-    int *uses_left;        /* scratch for poison and random order, sized by exec_prepare */
+    struct trace *trace; /* or NULL */
+    struct err err;      /* where ops put their messages */
+    int *uses_left;      /* scratch for poison and random order, sized by exec_prepare */
     size_t cap_uses_left;
     int *lane_next;
     size_t cap_lane_next;
@@ -37,8 +37,8 @@ void exec_init(struct exec *x, struct dev *dev);
 void exec_release(struct exec *x);
 /* Scratch for this plan, so that exec_run never allocates. */
 int exec_prepare(struct exec *x, const struct plan *p, struct err *e);
-/* run: an array of one per microbatch of the plan (p->n_mb). run[0].first_mb counts for all of them: the first contribution of the
- * plan to a persistent sum overwrites it, later ones add. */
+/* run: an array of one per microbatch of the plan (p->n_mb). run[0].first_mb counts for all of them: the first
+ * contribution of the plan to a persistent sum overwrites it, later ones add. */
 int exec_run(struct exec *x, const struct plan *p, const struct run_info *run, struct err *e);
 
 /* Chrome / Perfetto trace of steps: lanes as threads, waits as arguments. Room for max_events is taken

@@ -10,10 +10,15 @@ static int new_instance(struct builder *b, slot_id slot, int mb, bool rebuilt, i
     struct plan *p = b->p;
     TRY(mem_grow((void **)&p->inst, &b->cap_inst, (size_t)p->n_inst + 1, sizeof *p->inst, b->e));
     const struct slot *s = &b->g->slots[slot];
-    p->inst[p->n_inst] = (struct instance){
-        .slot = slot, .mb = mb, .bytes = round_up(tensor_bytes(&s->shape), DEV_ALIGN),
-        .arena = s->arena >= 0 ? (enum arena_id)s->arena : ARENA_WORK, .offset = s->arena >= 0 ? s->offset : -1,
-        .first_step = -1, .last_step = -1, .merged = -1, .rebuilt = rebuilt};
+    p->inst[p->n_inst] = (struct instance){.slot = slot,
+                                           .mb = mb,
+                                           .bytes = round_up(tensor_bytes(&s->shape), DEV_ALIGN),
+                                           .arena = s->arena >= 0 ? (enum arena_id)s->arena : ARENA_WORK,
+                                           .offset = s->arena >= 0 ? s->offset : -1,
+                                           .first_step = -1,
+                                           .last_step = -1,
+                                           .merged = -1,
+                                           .rebuilt = rebuilt};
     *out = p->n_inst++;
     return ST_OK;
 }
@@ -76,17 +81,18 @@ static int instance_to_write(struct builder *b, const struct step_ref *r, slot_i
     return ST_OK;
 }
 
-/* A persistent slot exists once: what a microbatch wrote there and reads again must not be overwritten by another one in
- * between, as happens when microbatches that used to follow each other are interleaved. */
+/* A persistent slot exists once: what a microbatch wrote there and reads again must not be overwritten by another one
+ * in between, as happens when microbatches that used to follow each other are interleaved. */
 static int keep_owner(struct builder *b, const struct step_ref *r, const struct use *u)
 {
     if (u->slot < 0 || b->g->slots[u->slot].arena < 0)
         return ST_OK;
     int *wrote = &b->rebuilt[u->slot * b->n_mb + r->mb], *owner = &b->owner[u->slot];
     if (u->mode == USE_READ && *wrote == 1 && *owner != r->mb)
-        return err_set(b->e, ST_INTERNAL, "node %s (%s) of microbatch %d reads slot %s, which microbatch %d has changed since: "
-                       "with microbatches in flight it must not be persistent", b->g->nodes[r->node].name,
-                       phase_name(r->phase), r->mb, b->g->slots[u->slot].name, *owner);
+        return err_set(b->e, ST_INTERNAL,
+                       "node %s (%s) of microbatch %d reads slot %s, which microbatch %d has changed since: "
+                       "with microbatches in flight it must not be persistent",
+                       b->g->nodes[r->node].name, phase_name(r->phase), r->mb, b->g->slots[u->slot].name, *owner);
     if (u->mode != USE_READ) {
         *wrote = 1;
         *owner = r->mb;
@@ -114,11 +120,13 @@ static int may_add(struct builder *b, int step, int use)
 {
     const struct step *s = &b->p->steps[step];
     const struct use *u = &step_phase(b->p, s)->use[use];
-    bool too_late = u->overwrites && !s->first[use], too_early = u->reads && s->first[use] && b->g->slots[u->slot].arena < 0;
+    bool too_late = u->overwrites && !s->first[use],
+         too_early = u->reads && s->first[use] && b->g->slots[u->slot].arena < 0;
     if (u->mode != USE_ADD || (!too_late && !too_early))
         return ST_OK;
-    return err_set(b->e, ST_INTERNAL, "node %s (%s) %s slot %s, which %s written", b->g->nodes[s->ref.node].name, phase_name(s->ref.phase),
-                   too_late ? "overwrites" : "reads", b->g->slots[u->slot].name, too_late ? "others have" : "nothing has yet");
+    return err_set(b->e, ST_INTERNAL, "node %s (%s) %s slot %s, which %s written", b->g->nodes[s->ref.node].name,
+                   phase_name(s->ref.phase), too_late ? "overwrites" : "reads", b->g->slots[u->slot].name,
+                   too_late ? "others have" : "nothing has yet");
 }
 
 /* Twice the same backward would add a gradient twice, and only sometimes be noticed by a second write. */
@@ -126,7 +134,8 @@ static int once(struct builder *b, const struct step_ref *r)
 {
     bool *done = &b->done[((size_t)r->node * PH_COUNT + (size_t)r->phase) * (size_t)b->n_mb + (size_t)r->mb];
     if (*done)
-        return err_set(b->e, ST_INTERNAL, "node %s (%s) of microbatch %d is in the order twice", b->g->nodes[r->node].name, phase_name(r->phase), r->mb);
+        return err_set(b->e, ST_INTERNAL, "node %s (%s) of microbatch %d is in the order twice",
+                       b->g->nodes[r->node].name, phase_name(r->phase), r->mb);
     *done = true;
     return ST_OK;
 }
@@ -160,7 +169,8 @@ static int add_step(struct builder *b, struct step_ref ref)
     struct plan *p = b->p;
     TRY(mem_grow((void **)&p->steps, &b->cap_steps, (size_t)p->n_steps + 1, sizeof *p->steps, b->e));
     struct step *s = &p->steps[p->n_steps];
-    *s = (struct step){.ref = ref, .lane = (int)b->g->nodes[ref.node].lane, .after = -1, .instance = instance, .first = first, .t = t};
+    *s = (struct step){
+        .ref = ref, .lane = (int)b->g->nodes[ref.node].lane, .after = -1, .instance = instance, .first = first, .t = t};
     int index = p->n_steps++;
     for (int u = 0; u < ph->n_uses; u++)
         if (instance[u] >= 0) {

@@ -67,15 +67,18 @@ static slot_id add_slot(struct graph *g, const char *name, struct tensor shape, 
         return NO_SLOT;
     const char *tag = g->scope[0] ? arena_printf(&g->text, "%s.%s", g->scope, name) : arena_strdup(&g->text, name);
     shape.data = NULL;
-    g->slots[g->n_slots] = (struct slot){.tag = tag, .name = tag ? full_name(g, tag) : NULL, .layer = g->layer,
-                                         .shape = shape, .arena = arena, .offset = offset, .replay = -1, .sum = arena == ARENA_GRAD};
+    g->slots[g->n_slots] = (struct slot){.tag = tag,
+                                         .name = tag ? full_name(g, tag) : NULL,
+                                         .layer = g->layer,
+                                         .shape = shape,
+                                         .arena = arena,
+                                         .offset = offset,
+                                         .replay = -1,
+                                         .sum = arena == ARENA_GRAD};
     return g->n_slots++;
 }
 
-slot_id graph_slot(struct graph *g, const char *name, struct tensor shape)
-{
-    return add_slot(g, name, shape, -1, 0);
-}
+slot_id graph_slot(struct graph *g, const char *name, struct tensor shape) { return add_slot(g, name, shape, -1, 0); }
 
 /* The same memory is the same slot: a tied embedding declared by two layers must meet in one place, or
  * its contributions would not be ordered. */
@@ -85,7 +88,8 @@ slot_id graph_persistent(struct graph *g, const char *name, struct tensor shape,
         if (g->slots[s].arena != (int)arena || g->slots[s].offset != offset)
             continue;
         if (!tensor_same_shape(&g->slots[s].shape, &shape))
-            err_set(&g->err, ST_INTERNAL, "slot %s shares its memory with %s but not its shape", name, g->slots[s].name);
+            err_set(&g->err, ST_INTERNAL, "slot %s shares its memory with %s but not its shape", name,
+                    g->slots[s].name);
         return s;
     }
     return add_slot(g, name, shape, (int)arena, offset);
@@ -103,7 +107,8 @@ int graph_node(struct graph *g, const char *name, enum lane_id lane, const void 
         mem_grow((void **)&g->nodes, &g->cap_nodes, (size_t)g->n_nodes + 1, sizeof *g->nodes, &g->err) != ST_OK)
         return -1;
     const char *tag = g->scope[0] ? arena_printf(&g->text, "%s.%s", g->scope, name) : arena_strdup(&g->text, name);
-    g->nodes[g->n_nodes] = (struct node){.name = tag ? full_name(g, tag) : NULL, .chunk = g->chunk, .layer = g->layer, .lane = lane, .self = self};
+    g->nodes[g->n_nodes] = (struct node){
+        .name = tag ? full_name(g, tag) : NULL, .chunk = g->chunk, .layer = g->layer, .lane = lane, .self = self};
     return g->n_nodes++;
 }
 
@@ -156,8 +161,8 @@ void graph_inplace(struct graph *g, int node, enum phase_id ph, slot_id from, sl
     struct phase *p = &g->nodes[node].phase[ph];
     int from_use = use_of_slot(p, from), to_use = use_of_slot(p, to);
     if (p->n_inplace == NODE_MAX_INPLACE || from_use < 0 || to_use < 0) {
-        err_set(&g->err, ST_INTERNAL, "node %s, %s: slots %s and %s cannot be one", g->nodes[node].name, phase_name(ph), g->slots[from].name,
-                g->slots[to].name);
+        err_set(&g->err, ST_INTERNAL, "node %s, %s: slots %s and %s cannot be one", g->nodes[node].name, phase_name(ph),
+                g->slots[from].name, g->slots[to].name);
         return;
     }
     p->inplace[p->n_inplace].from = from_use;
@@ -191,7 +196,7 @@ int graph_check(const struct graph *g, struct err *e)
     return ST_OK;
 }
 
-/* ---- what is recomputed ---------------------------------------------------------------------------- */
+/* ---- what is recomputed ---------------------------------------------------------------------- */
 
 /* The FP8 codes of a slot ("joint.norm.codes_t") go by the name of the slot. */
 static const char *without_codes(const char *tag, char *out, size_t size)
@@ -209,8 +214,8 @@ static const char *without_codes(const char *tag, char *out, size_t size)
     return tag;
 }
 
-/* A name matches a tag as a glob, as a whole scope ("mlp"), or as the last part ("norm"). Streams between layers are not part of
- * "full": dropping them needs blocks. */
+/* A name matches a tag as a glob, as a whole scope ("mlp"), or as the last part ("norm"). Streams between layers are
+ * not part of "full": dropping them needs blocks. */
 static bool name_matches(const char *name, const char *whole)
 {
     char base[128];
@@ -221,7 +226,8 @@ static bool name_matches(const char *name, const char *whole)
     const char *dot = strrchr(tag, '.');
     if (strcmp(name, "full") == 0)
         return !str_glob("joint.stream*", tag);
-    return str_glob(name, tag) || (strncmp(name, tag, n) == 0 && tag[n] == '.') || (dot != NULL && strcmp(dot + 1, name) == 0);
+    return str_glob(name, tag) || (strncmp(name, tag, n) == 0 && tag[n] == '.') ||
+           (dot != NULL && strcmp(dot + 1, name) == 0);
 }
 
 int graph_drop(struct graph *g, const char *name, int64_t layers)

@@ -2,9 +2,9 @@
  *
  * A layer declares *slots* (named tensors) and *nodes* (coarse pieces of work). A node has up to four
  * phases: forward, backward, weight gradient (dw) and replay. A phase is a list of op calls whose fields are bound to
- * slots by name (graph_op), or a step function with a list of the slots it uses (messages between ranks, the host); neither
- * reaches memory in any other way. plan_build() turns the declarations and an order into a flat list of steps with waits
- * between lanes and an address for every slot:
+ * slots by name (graph_op), or a step function with a list of the slots it uses (messages between ranks, the host);
+ * neither reaches memory in any other way. plan_build() turns the declarations and an order into a flat list of steps
+ * with waits between lanes and an address for every slot:
  *
  *     graph (slots, nodes) -> order (schedule_*.c) -> replays -> waits -> placement -> exec
  *
@@ -45,22 +45,31 @@ struct use {
     bool overwrites; /* USE_ADD by an op that cannot add: it must be the first contribution */
     bool reads;      /* USE_ADD by an op that reads what is there: it must not be the first */
 };
-#define READS(s)  {.slot = (s), .mode = USE_READ}
-#define WRITES(s) {.slot = (s), .mode = USE_WRITE}
-#define ADDS(s)   {.slot = (s), .mode = USE_ADD}
+#define READS(s)                                                                                                       \
+    {                                                                                                                  \
+        .slot = (s), .mode = USE_READ                                                                                  \
+    }
+#define WRITES(s)                                                                                                      \
+    {                                                                                                                  \
+        .slot = (s), .mode = USE_WRITE                                                                                 \
+    }
+#define ADDS(s)                                                                                                        \
+    {                                                                                                                  \
+        .slot = (s), .mode = USE_ADD                                                                                   \
+    }
 
 /* What differs from run to run of one plan; the host fills it. */
 struct run_info {
-    int64_t step;        /* optimizer step, 0-based */
-    int64_t first_sample; /* global index of the microbatch's first sample */
-    bool first_mb;       /* first microbatch of the step: gradients are overwritten, not added to */
-    bool last_mb;        /* last one: gradients that are reduced once per step are reduced now */
-    int64_t start;       /* decoding: absolute position of the first token */
-    double scale;        /* of the loss gradient: 1 / labels in the global batch */
+    int64_t step;            /* optimizer step, 0-based */
+    int64_t first_sample;    /* global index of the microbatch's first sample */
+    bool first_mb;           /* first microbatch of the step: gradients are overwritten, not added to */
+    bool last_mb;            /* last one: gradients that are reduced once per step are reduced now */
+    int64_t start;           /* decoding: absolute position of the first token */
+    double scale;            /* of the loss gradient: 1 / labels in the global batch */
     const double *mtp_scale; /* the same for each multi-token-prediction depth, if there are any */
-    double mb_share;     /* 1 / microbatches of the step */
+    double mb_share;         /* 1 / microbatches of the step */
     const int32_t *tokens, *labels, *pos, *doc_start; /* host, one microbatch */
-    const double *hyper; /* 8 values for the update: see ops/adamw */
+    const double *hyper;                              /* 8 values for the update: see ops/adamw */
 };
 
 struct step_ctx {
@@ -71,7 +80,7 @@ struct step_ctx {
     const bool *add;        /* by position: add to it (true) or overwrite it */
     const struct phase *phase;
     const struct run_info *run;
-    int mb;                 /* microbatch of the run this step belongs to: tags of messages */
+    int mb; /* microbatch of the run this step belongs to: tags of messages */
 };
 typedef int (*step_fn)(const struct step_ctx *c);
 
@@ -112,8 +121,9 @@ enum node_role {
     ROLE_COMBINE,  /* and back */
     ROLE_CUT_IN,   /* stream from the stage before (forward), its gradient to it (backward) */
     ROLE_CUT_OUT,  /* stream to the stage after, its gradient from it */
-    ROLE_GATHER,   /* weights of a unit of layers from the ranks that own pieces of them (forward; replay: again, for backward) */
-    ROLE_REDUCE,   /* gradients of a unit to their owners, after the last contribution */
+    /* weights of a unit of layers from the ranks that own pieces of them (forward; replay: again, for backward) */
+    ROLE_GATHER,
+    ROLE_REDUCE, /* gradients of a unit to their owners, after the last contribution */
 };
 struct node {
     const char *name; /* "3.attn.qkv" */
@@ -122,7 +132,7 @@ struct node {
     const void *self;
     int chunk; /* which part of the model on this rank (virtual pipeline stage), 0-based */
     enum node_role role;
-    bool host; /* takes values from the host (run_info): it runs before a captured plan, never inside */
+    bool host;     /* takes values from the host (run_info): it runs before a captured plan, never inside */
     bool per_step; /* ROLE_GATHER, ROLE_REDUCE: in the first or last microbatch of a step only, not in each */
     struct phase phase[PH_COUNT];
 };
@@ -141,15 +151,15 @@ struct slot {
 };
 
 struct graph {
-    struct arena text; /* names, the layers' own structs, op calls */
+    struct arena text;     /* names, the layers' own structs, op calls */
     const struct ops *ops; /* of the device the graph is for: op calls ask it for scratch */
     struct slot *slots;
     int n_slots;
     struct node *nodes;
     int n_nodes;
     size_t cap_slots, cap_nodes;
-    int chunk;         /* of the nodes that follow */
-    int layer;         /* current scope */
+    int chunk; /* of the nodes that follow */
+    int layer; /* current scope */
     const char *scope;
     struct err err; /* first failure; declarations after it are no-ops */
 };
@@ -160,11 +170,11 @@ void graph_release(struct graph *g);
 void graph_scope(struct graph *g, int layer, const char *scope);
 slot_id graph_slot(struct graph *g, const char *name, struct tensor shape);
 slot_id graph_persistent(struct graph *g, const char *name, struct tensor shape, enum arena_id arena, int64_t offset);
-/* A result that nobody reads (the gradient of a frozen parameter). An op call with no other result is left out, and where the
- * result is optional, the op is not asked for it; otherwise it goes to the workspace. */
+/* A result that nobody reads (the gradient of a frozen parameter). An op call with no other result is left out, and
+ * where the result is optional, the op is not asked for it; otherwise it goes to the workspace. */
 slot_id graph_unwanted(struct graph *g, const char *name, struct tensor shape);
-/* Backward and weight-gradient phases that lead to nothing but unwanted results are removed, so that what they would have read is
- * not saved. Messages between ranks stay. */
+/* Backward and weight-gradient phases that lead to nothing but unwanted results are removed, so that what they would
+ * have read is not saved. Messages between ranks stay. */
 int graph_prune(struct graph *g, struct err *e);
 /* "<layer>.<scope>.<name>" of the current scope; NULL when out of memory. */
 const char *graph_name(struct graph *g, const char *name);
@@ -173,15 +183,17 @@ void *graph_own(struct graph *g, size_t bytes);
 int graph_node(struct graph *g, const char *name, enum lane_id lane, const void *self);
 /* ---- op calls: fields bound to slots by name (bind.c) */
 
-/* The slot as a tensor for an op's args, absent for NO_SLOT. Its data is not an address but identifies the slot, so that views
- * are made with the functions of tensor.h (tensor_cols, tensor_split_last). */
+/* The slot as a tensor for an op's args, absent for NO_SLOT. Its data is not an address but identifies the slot, so
+ * that views are made with the functions of tensor.h (tensor_cols, tensor_split_last). */
 struct tensor of(const struct graph *g, slot_id slot);
-/* Append a call of an op to a phase: GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, dy), .x = of(g, x), ...). Reading, writing or
- * adding follows from the field's role; scratch is declared here and shared by the calls of a phase. A required field that is not
- * bound, two fields written to one place and wrong shapes are errors that name the fields. */
+/* Append a call of an op to a phase: GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, dy), .x = of(g, x), ...). Reading,
+ * writing or adding follows from the field's role; scratch is declared here and shared by the calls of a phase. A
+ * required field that is not bound, two fields written to one place and wrong shapes are errors that name the fields.
+ * */
 void graph_op(struct graph *g, int node, enum phase_id ph, const struct op_desc *op, const void *args);
 #define GRAPH_OP(g, node, ph, op, ...) graph_op(g, node, ph, &op##_desc, &(const struct op##_args){__VA_ARGS__})
-/* The args that a phase was declared with, if it is one call of this op, else NULL; which slot a tensor of them stands for (NO_SLOT: none). */
+/* The args that a phase was declared with, if it is one call of this op, else NULL; which slot a tensor of them stands
+ * for (NO_SLOT: none). */
 const void *graph_call(const struct graph *g, int node, enum phase_id ph, const struct op_desc *op);
 slot_id graph_slot_of(const struct tensor *t);
 /* Several nodes, or one in several microbatches, add to this slot; an op that cannot add must come first. Gradients of
@@ -191,10 +203,11 @@ void graph_sum(struct graph *g, slot_id slot);
 void graph_again(struct graph *g, int node, slot_id slot);
 int graph_run_ops(const struct step_ctx *c);
 
-/* A step function finds tensors by position: an enum names the positions for both sides, GRAPH_PHASE(..., [X] = READS(x), [Y] = WRITES(y)). */
+/* A step function finds tensors by position: an enum names the positions for both sides, GRAPH_PHASE(..., [X] =
+ * READS(x), [Y] = WRITES(y)). */
 void graph_phase(struct graph *g, int node, enum phase_id ph, step_fn fn, const struct use *uses, int n);
-#define GRAPH_PHASE(g, node, ph, fn, ...)                                        \
-    graph_phase(g, node, ph, fn, (const struct use[]){__VA_ARGS__},             \
+#define GRAPH_PHASE(g, node, ph, fn, ...)                                                                              \
+    graph_phase(g, node, ph, fn, (const struct use[]){__VA_ARGS__},                                                    \
                 (int)(sizeof((const struct use[]){__VA_ARGS__}) / sizeof(struct use)))
 void graph_cost(struct graph *g, int node, enum phase_id ph, double flops, double bytes);
 /* The op may write slot `to` over slot `from`, if that dies here. NO_SLOT: nothing. */
@@ -206,8 +219,8 @@ void graph_role(struct graph *g, int node, enum node_role role);
 void graph_replay(struct graph *g, slot_id slot, int node);
 int graph_check(const struct graph *g, struct err *e);
 
-/* Marks the slots that a name means, in the first `layers` layers, to be dropped and recomputed; returns how many there are. A
- * name is a tag, a scope, the last part of a tag, a glob, or "full". */
+/* Marks the slots that a name means, in the first `layers` layers, to be dropped and recomputed; returns how many there
+ * are. A name is a tag, a scope, the last part of a tag, a glob, or "full". */
 int graph_drop(struct graph *g, const char *name, int64_t layers);
 /* The tags of slots that can be recomputed, each followed by ", ". */
 void graph_droppable(const struct graph *g, struct buf *out);

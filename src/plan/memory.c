@@ -3,7 +3,8 @@
 
 const char *arena_name(enum arena_id a)
 {
-    static const char *const names[] = {"parameters", "fp32 master", "gradients", "optimizer", "state", "frames", "workspace", "codes"};
+    static const char *const names[] = {"parameters", "fp32 master", "gradients", "optimizer",
+                                        "state",      "frames",      "workspace", "codes"};
     return (unsigned)a < ARENA_COUNT ? names[a] : "?";
 }
 
@@ -29,7 +30,8 @@ static int refuse(struct memory *m, struct err *e)
             buf_addf(&table, "%s%s %s", table.len > 0 ? ", " : "", arena_name((enum arena_id)k),
                      human_bytes((double)m->planned[k], text, sizeof text));
     }
-    err_hint(e, "this plan needs: %s. A smaller train.micro_batch or train.seq shrinks frames and "
+    err_hint(e,
+             "this plan needs: %s. A smaller train.micro_batch or train.seq shrinks frames and "
              "workspace, plan.recompute frames, train.loss_chunk the workspace; `braid plan` shows the largest slots",
              table.text ? table.text : "?");
     buf_release(&table);
@@ -46,8 +48,8 @@ static int check_room(const struct memory *m, struct dev *dev, struct err *e)
         need += m->planned[k];
     if (room < 0 || need <= room)
         return ST_OK;
-    return err_set(e, ST_NOMEM, "the plan needs %s, but %s has %s free", human_bytes((double)need, a, sizeof a), dev->name,
-                   human_bytes((double)room, b, sizeof b));
+    return err_set(e, ST_NOMEM, "the plan needs %s, but %s has %s free", human_bytes((double)need, a, sizeof a),
+                   dev->name, human_bytes((double)room, b, sizeof b));
 }
 
 int memory_commit(struct memory *m, struct dev *dev, struct err *e)

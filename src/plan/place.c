@@ -69,8 +69,8 @@ static int merge_in_place(struct builder *b, const int *last)
             if (from < 0 || to < 0 || from == to || taken[from])
                 continue;
             struct instance *f = &p->inst[from], *t = &p->inst[to];
-            if (!is_activation(b, f) || !is_activation(b, t) || f->bytes != t->bytes || t->merged >= 0 || t->first_step != i ||
-                t->arena == ARENA_FRAME || !dies_in(b, &last[from * LANE_COUNT], i))
+            if (!is_activation(b, f) || !is_activation(b, t) || f->bytes != t->bytes || t->merged >= 0 ||
+                t->first_step != i || t->arena == ARENA_FRAME || !dies_in(b, &last[from * LANE_COUNT], i))
                 continue;
             taken[from] = true;
             t->merged = from;
@@ -80,7 +80,7 @@ static int merge_in_place(struct builder *b, const int *last)
     return ST_OK;
 }
 
-/* ---- the lowest gap ------------------------------------------------------------------------------------ */
+/* ---- the lowest gap -------------------------------------------------------------------------- */
 
 /* Units already placed. Most live a few steps only and are found by the stretch of the list they may be alive in: a
  * step of many microbatches has a hundred thousand of them. Those that live long, as what the host writes for every
@@ -221,8 +221,8 @@ static int meets_by_time(struct index *x, const struct unit_list *l, int which)
     return k;
 }
 
-/* The same for one of long life: at most one unit of each spot. "Done before" is transitive, so those of a spot that are
- * done before u come first. */
+/* The same for one of long life: at most one unit of each spot. "Done before" is transitive, so those of a spot that
+ * are done before u come first. */
 static int meets_by_place(struct index *x, const struct unit *u)
 {
     int k = 0;
@@ -275,8 +275,8 @@ struct lanes {
     int count[LANE_COUNT], hosts[LANE_COUNT];
 };
 
-/* A unit whose last use is not proven done before another starts has that use at or after the other's `from`. Host steps may be passed
- * over: their readers, if proven done, prove them; what is never read is kept to the end. */
+/* A unit whose last use is not proven done before another starts has that use at or after the other's `from`. Host
+ * steps may be passed over: their readers, if proven done, prove them; what is never read is kept to the end. */
 static void list_range(const struct builder *b, const struct lanes *at, struct unit *u)
 {
     const struct plan *p = b->p;
@@ -326,7 +326,7 @@ out:
     return st;
 }
 
-/* ---- what belongs together ------------------------------------------------------------------------------- */
+/* ---- what belongs together ------------------------------------------------------------------- */
 
 static struct unit empty_unit(int number, int rank)
 {
@@ -364,8 +364,10 @@ static int frame_of(const struct builder *b, const struct instance *x)
     return writer->host && b->n_mb > 1 ? -1 : writer->chunk * b->n_mb + x->mb;
 }
 
-/* Units of an arena. unit_of[]: per root instance; of_frame[]: per frame. Inside a frame slots get their offset here. */
-static void collect_units(const struct builder *b, const int *last, enum arena_id arena, struct unit_list *l, int *unit_of, int *of_frame)
+/* Units of an arena. unit_of[]: per root instance; of_frame[]: per frame. Inside a frame slots get their offset here.
+ * */
+static void collect_units(const struct builder *b, const int *last, enum arena_id arena, struct unit_list *l,
+                          int *unit_of, int *of_frame)
 {
     struct plan *p = b->p;
     for (int i = 0; i < p->n_inst; i++) {
@@ -428,7 +430,8 @@ static int check_sum(const struct builder *b)
         sum += (double)b->p->inst[i].bytes;
     if (sum <= 0x1p62)
         return ST_OK;
-    err_set(b->e, ST_INVALID, "the activations of one step would need %.3g bytes, which is more than can be counted", sum);
+    err_set(b->e, ST_INVALID, "the activations of one step would need %.3g bytes, which is more than can be counted",
+            sum);
     return err_hint(b->e, "a smaller train.micro_batch or train.seq, or fewer microbatches (train.global_batch)");
 }
 

@@ -65,8 +65,8 @@ int plan_bind(struct plan *p, const struct memory *m, struct err *e)
             }
             const struct instance *x = &p->inst[s->instance[u]];
             if (m->base[x->arena] == NULL || x->offset < 0 || x->offset + x->bytes > m->allocated[x->arena])
-                return err_set(e, ST_INTERNAL, "plan '%s': slot %s lies outside arena %s (%lld + %lld of %lld)", p->name,
-                               p->g->slots[x->slot].name, arena_name(x->arena), (long long)x->offset,
+                return err_set(e, ST_INTERNAL, "plan '%s': slot %s lies outside arena %s (%lld + %lld of %lld)",
+                               p->name, p->g->slots[x->slot].name, arena_name(x->arena), (long long)x->offset,
                                (long long)x->bytes, (long long)m->allocated[x->arena]);
             s->t[u] = p->g->slots[x->slot].shape;
             s->t[u].data = m->base[x->arena] + x->offset;

@@ -1,11 +1,11 @@
-/* Orders, schedules and the plan made of a graph (graph.h): a flat list of steps with waits between lanes and an address for
- * every slot. exec.h runs it, simulate.h predicts its time. */
+/* Orders, schedules and the plan made of a graph (graph.h): a flat list of steps with waits between lanes and an
+ * address for every slot. exec.h runs it, simulate.h predicts its time. */
 #ifndef BRAID_PLAN_H
 #define BRAID_PLAN_H
 
 #include "plan/graph.h"
 
-/* ---- order ----------------------------------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 struct step_ref {
     int node;
@@ -20,15 +20,15 @@ struct order {
 };
 int order_add(struct order *o, int node, enum phase_id ph, int mb, struct err *e);
 void order_release(struct order *o);
-/* Places gathers and reductions of units in an order that a schedule made (prefetch.c): weights of a unit are gathered while the unit
- * before it computes, and again for its backward; memory for gathered weights and for unreduced gradients is that of two units. An
- * order in which a gradient changes after its reduction is refused. */
+/* Places gathers and reductions of units in an order that a schedule made (prefetch.c): weights of a unit are gathered
+ * while the unit before it computes, and again for its backward; memory for gathered weights and for unreduced
+ * gradients is that of two units. An order in which a gradient changes after its reduction is refused. */
 int order_prefetch(const struct graph *g, struct order *o, struct err *e);
 /* The plain schedule: all forward phases, then backward phases in reverse, dw after its backward (or
  * after its layer's when delayed). */
 int schedule_plain(const struct graph *g, bool delay_dw, struct order *o, struct err *e);
 
-/* ---- schedules of a whole step ---------------------------------------------------------------------- */
+/* ---- schedules of a whole step --------------------------------------------------------------- */
 
 enum overlap_kind {
     OVERLAP_NONE,
@@ -54,24 +54,26 @@ struct schedule_units {
     int n;
     size_t cap;
 };
-/* Pure: what this stage does, in order: 1F1B, interleaved if vpp > 1. Refuses numbers that do not fit, naming the option. */
+/* Pure: what this stage does, in order: 1F1B, interleaved if vpp > 1. Refuses numbers that do not fit, naming the
+ * option. */
 int schedule_units(const struct schedule_opts *o, struct schedule_units *out, struct err *e);
 void schedule_units_release(struct schedule_units *s);
 /* Forward units before the first backward one. */
 int schedule_warmup(const struct schedule_opts *o);
-/* The same as an order over the nodes of a graph (node.chunk); host nodes of all microbatches come first. With one microbatch and
- * one chunk this is schedule_plain. */
+/* The same as an order over the nodes of a graph (node.chunk); host nodes of all microbatches come first. With one
+ * microbatch and one chunk this is schedule_plain. */
 int schedule_step(const struct graph *g, const struct schedule_opts *o, struct order *out, struct err *e);
-/* Bits depend on the order of additions: do both orders add to every persistent slot in the same one? Names the first that differs. */
+/* Bits depend on the order of additions: do both orders add to every persistent slot in the same one? Names the first
+ * that differs. */
 int order_same_sums(const struct graph *g, const struct order *a, const struct order *b, struct err *e);
 
-/* ---- plan ----------------------------------------------------------------------------------------------- */
+/* ---- plan ------------------------------------------------------------------------------------ */
 
 enum { STEP_MAX_WAITS = LANE_COUNT };
 struct step {
     struct step_ref ref;
-    int lane, lane_pos; /* position among the steps of its lane */
-    int after;          /* step that must be done first beside those whose slots it uses, -1: none */
+    int lane, lane_pos;                /* position among the steps of its lane */
+    int after;                         /* step that must be done first beside those whose slots it uses, -1: none */
     int n_waits, wait[STEP_MAX_WAITS]; /* steps on other lanes that must be done */
     bool waited;                       /* some step waits for this one */
     /* By use. */
@@ -98,9 +100,10 @@ struct plan {
     struct instance *inst;
     int n_inst;
     struct arena lists; /* of the steps */
-    int n_mb; /* microbatches of one run */
-    int n_frames; /* one per chunk and microbatch that saves anything */
-    int64_t frame_bytes, work_bytes; /* of all frames, which share room where one is done before another begins; of the workspace */
+    int n_mb;           /* microbatches of one run */
+    int n_frames;       /* one per chunk and microbatch that saves anything */
+    /* of all frames, which share room where one is done before another begins; of the workspace */
+    int64_t frame_bytes, work_bytes;
     int64_t work_unshared_bytes; /* if nothing were reused */
     int n_waits, n_replays;
     bool uses_lane[LANE_COUNT];
@@ -111,7 +114,7 @@ void plan_release(struct plan *p);
 int plan_bind(struct plan *p, const struct memory *m, struct err *e);
 double plan_flops(const struct plan *p); /* of one run */
 
-/* ---- showing --------------------------------------------------------------------------------------- */
+/* ---- showing --------------------------------------------------------------------------------- */
 
 /* Steps with lane, waits, slots and addresses. */
 void plan_print_steps(const struct plan *p, struct buf *out);

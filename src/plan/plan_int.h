@@ -45,7 +45,8 @@ struct cutter {
     struct order *out;
     struct err *e;
 };
-int cutter_open(struct cutter *c, const struct graph *g, const struct schedule_opts *o, struct order *out, struct err *e);
+int cutter_open(struct cutter *c, const struct graph *g, const struct schedule_opts *o, struct order *out,
+                struct err *e);
 void cutter_close(struct cutter *c);
 int cutter_forward(struct cutter *c, const struct schedule_unit *u);
 int cutter_backward(struct cutter *c, const struct schedule_unit *u);

@@ -39,10 +39,7 @@ struct prefetch {
     struct err *e;
 };
 
-static const struct node *node_of(const struct prefetch *x, const struct step_ref *r)
-{
-    return &x->g->nodes[r->node];
-}
+static const struct node *node_of(const struct prefetch *x, const struct step_ref *r) { return &x->g->nodes[r->node]; }
 static const struct phase *phase_of(const struct prefetch *x, const struct step_ref *r)
 {
     return &node_of(x, r)->phase[r->phase];
@@ -84,8 +81,7 @@ static void close_lists(struct prefetch *x)
     order_release(&x->out);
 }
 
-/* ---- what stays of the schedule's own entries
- * ----------------------------------------------------------------------- */
+/* ---- what stays of the schedule's own entries ------------------------------------------------ */
 
 /* Gathers are placed anew. What is reduced once per step is reduced in its last microbatch, after
  * which no entry of it is left. */
@@ -96,17 +92,14 @@ static void keep_entries(struct prefetch *x)
     for (int i = 0; i < o->n; i++) {
         const struct step_ref *r = &o->list[i];
         const struct node *node = node_of(x, r);
-        if (node->role == ROLE_GATHER ||
-            (node->role == ROLE_REDUCE && node->per_step && r->mb < x->n_mb - 1))
+        if (node->role == ROLE_GATHER || (node->role == ROLE_REDUCE && node->per_step && r->mb < x->n_mb - 1))
             continue;
         o->list[n++] = *r;
     }
     o->n = n;
 }
 
-/* ---- gathers
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- gathers --------------------------------------------------------------------------------- */
 
 static int add_demand(struct prefetch *x, int node, const struct step_ref *by, int at)
 {
@@ -121,10 +114,9 @@ static int add_demand(struct prefetch *x, int node, const struct step_ref *by, i
                        "microbatch %d is the first to use the weights of %s, which are gathered in "
                        "microbatch 0",
                        by->mb, x->g->nodes[node].name);
-    TRY(mem_grow((void **)&x->demand, &x->cap_demands, (size_t)x->n_demands + 1, sizeof *x->demand,
-                 x->e));
-    x->demand[x->n_demands++] = (struct demand){
-        .ref = {.node = node, .phase = again ? PH_REPLAY : PH_FWD, .mb = mb}, .at = at};
+    TRY(mem_grow((void **)&x->demand, &x->cap_demands, (size_t)x->n_demands + 1, sizeof *x->demand, x->e));
+    x->demand[x->n_demands++] =
+        (struct demand){.ref = {.node = node, .phase = again ? PH_REPLAY : PH_FWD, .mb = mb}, .at = at};
     return ST_OK;
 }
 
@@ -186,9 +178,7 @@ static int place_gathers(struct prefetch *x)
     return ST_OK;
 }
 
-/* ---- reductions
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- reductions ------------------------------------------------------------------------------ */
 
 /* Which entry is the first to write each slot, by microbatch. */
 static void find_first_writes(struct prefetch *x)
@@ -247,11 +237,9 @@ static int check_reductions(struct prefetch *x)
             bool *closed = &x->closed[(size_t)s * (size_t)x->n_mb + (size_t)r->mb];
             if (n->role == ROLE_REDUCE && x->g->slots[s].sum)
                 for (int mb = 0; mb < x->n_mb; mb++)
-                    x->closed[(size_t)s * (size_t)x->n_mb + (size_t)mb] |=
-                        n->per_step || mb == r->mb;
+                    x->closed[(size_t)s * (size_t)x->n_mb + (size_t)mb] |= n->per_step || mb == r->mb;
             else if (n->role != ROLE_REDUCE && p->use[u].mode != USE_READ && *closed)
-                return err_set(x->e, ST_INTERNAL,
-                               "node %s (%s) adds to %s, which has been reduced already", n->name,
+                return err_set(x->e, ST_INTERNAL, "node %s (%s) adds to %s, which has been reduced already", n->name,
                                phase_name(r->phase), x->g->slots[s].name);
         }
     }

@@ -12,8 +12,8 @@ static void print_uses(const struct plan *p, const struct step *s, bool written,
         if (s->instance[u] < 0 || (ph->use[u].mode != USE_READ) != written)
             continue;
         const struct instance *x = &p->inst[s->instance[u]];
-        static const char mark[] = {[ARENA_PARAM] = 'p', [ARENA_MASTER] = 'm', [ARENA_CODE] = 'c', [ARENA_GRAD] = 'g', [ARENA_OPTIM] = 'o', [ARENA_STATE] = 's',
-                                    [ARENA_FRAME] = 'F', [ARENA_WORK] = 'w'};
+        static const char mark[] = {[ARENA_PARAM] = 'p', [ARENA_MASTER] = 'm', [ARENA_CODE] = 'c',  [ARENA_GRAD] = 'g',
+                                    [ARENA_OPTIM] = 'o', [ARENA_STATE] = 's',  [ARENA_FRAME] = 'F', [ARENA_WORK] = 'w'};
         buf_addf(out, "%s%s%s@%c%lld", first ? "" : " ", ph->use[u].mode == USE_ADD ? "+" : "",
                  p->g->slots[x->slot].name, mark[x->arena], (long long)x->offset);
         first = false;
@@ -60,8 +60,8 @@ static void print_tags(const struct plan *p, struct buf *out)
             count++;
         }
         if (!seen)
-            buf_addf(out, "%-24s %10s %8lld  %s\n", s->tag, human_bytes((double)bytes, text, sizeof text), (long long)count,
-                     s->replay >= 0 ? "yes" : "no");
+            buf_addf(out, "%-24s %10s %8lld  %s\n", s->tag, human_bytes((double)bytes, text, sizeof text),
+                     (long long)count, s->replay >= 0 ? "yes" : "no");
     }
 }
 
@@ -71,13 +71,14 @@ void plan_print_memory(const struct plan *p, struct buf *out)
     int layers = 0;
     for (int i = 0; i < p->g->n_slots; i++)
         layers = p->g->slots[i].layer + 1 > layers ? p->g->slots[i].layer + 1 : layers;
-    buf_addf(out, "plan '%s': %d steps, %d waits, %d replays; frame %s, workspace %s (%s if nothing were shared)\n", p->name,
-             p->n_steps, p->n_waits, p->n_replays, human_bytes((double)p->frame_bytes, a, sizeof a),
+    buf_addf(out, "plan '%s': %d steps, %d waits, %d replays; frame %s, workspace %s (%s if nothing were shared)\n",
+             p->name, p->n_steps, p->n_waits, p->n_replays, human_bytes((double)p->frame_bytes, a, sizeof a),
              human_bytes((double)p->work_bytes, b, sizeof b), human_bytes((double)p->work_unshared_bytes, c, sizeof c));
     if (p->frame_bytes == 0)
         return;
     if (p->n_mb > 1)
-        buf_addf(out, "%d microbatches with %d frames between them; below, what one microbatch saves\n", p->n_mb, p->n_frames);
+        buf_addf(out, "%d microbatches with %d frames between them; below, what one microbatch saves\n", p->n_mb,
+                 p->n_frames);
     buf_addf(out, "%-8s %12s\n", "layer", "saved");
     for (int l = -1; l < layers; l++) {
         int64_t bytes = 0;

@@ -4,8 +4,8 @@
  *
  *     pre, dispatch, experts, combine, pre, dispatch, experts, combine, ..., tail
  *
- * The all-to-alls run on the comm lane, all else (joints too) on others. Forward unit f and backward unit b of different
- * microbatches depend on different data, so one's all-to-alls can run beside the other's arithmetic:
+ * The all-to-alls run on the comm lane, all else (joints too) on others. Forward unit f and backward unit b of
+ * different microbatches depend on different data, so one's all-to-alls can run beside the other's arithmetic:
  *
  *     comm     combine_b     | dispatch_f   dispatch_b         | combine_f
  *     compute  pre_f         | experts_b    dw of experts_b, experts_f | pre_b, dw of pre_b
@@ -16,7 +16,7 @@
 
 #include <stdlib.h>
 
-/* ---- cutting ------------------------------------------------------------------------------------------------ */
+/* ---- cutting --------------------------------------------------------------------------------- */
 
 static int add_moe(struct chunk_cut *k, struct moe_cut m, struct err *e)
 {
@@ -25,7 +25,8 @@ static int add_moe(struct chunk_cut *k, struct moe_cut m, struct err *e)
     return ST_OK;
 }
 
-/* A dispatch reaches from its first to its last node before the combine, a combine to its last before the next dispatch. */
+/* A dispatch reaches from its first to its last node before the combine, a combine to its last before the next
+ * dispatch. */
 static int cut_chunk(const struct graph *g, struct chunk_cut *k, struct err *e)
 {
     enum node_role last = ROLE_COMBINE;
@@ -53,7 +54,8 @@ static int cut_chunk(const struct graph *g, struct chunk_cut *k, struct err *e)
     return m.end > 0 ? add_moe(k, m, e) : ST_OK;
 }
 
-int cutter_open(struct cutter *c, const struct graph *g, const struct schedule_opts *o, struct order *out, struct err *e)
+int cutter_open(struct cutter *c, const struct graph *g, const struct schedule_opts *o, struct order *out,
+                struct err *e)
 {
     *c = (struct cutter){.g = g, .o = *o, .out = out, .e = e};
     TRY(mem_array((void **)&c->chunk, (size_t)o->vpp, sizeof *c->chunk, e));
@@ -81,7 +83,7 @@ void cutter_close(struct cutter *c)
     *c = (struct cutter){0};
 }
 
-/* ---- stretches of nodes ----------------------------------------------------------------------------------------- */
+/* ---- stretches of nodes ---------------------------------------------------------------------- */
 
 /* Nodes [from, to) of a chunk, for one microbatch. */
 struct stretch {
@@ -138,7 +140,10 @@ static struct stretch pre_of(struct stretch s, int m)
     const struct chunk_cut *k = s.k;
     return part(s, m > 0 ? k->moe[m - 1].end : 0, m < k->n_moe ? k->moe[m].dispatch : k->n_nodes);
 }
-static struct stretch dispatch_of(struct stretch s, int m) { return part(s, s.k->moe[m].dispatch, s.k->moe[m].experts); }
+static struct stretch dispatch_of(struct stretch s, int m)
+{
+    return part(s, s.k->moe[m].dispatch, s.k->moe[m].experts);
+}
 static struct stretch experts_of(struct stretch s, int m) { return part(s, s.k->moe[m].experts, s.k->moe[m].combine); }
 static struct stretch combine_of(struct stretch s, int m) { return part(s, s.k->moe[m].combine, s.k->moe[m].end); }
 
@@ -158,7 +163,7 @@ static struct stretch layers_of(const struct cutter *c, struct stretch s, int i,
     return part(s, from < to ? from : to, to);
 }
 
-/* ---- one unit alone ---------------------------------------------------------------------------------------------- */
+/* ---- one unit alone -------------------------------------------------------------------------- */
 
 int cutter_forward(struct cutter *c, const struct schedule_unit *u) { return emit_forward(c, whole(c, u)); }
 
@@ -178,8 +183,8 @@ static int plain_backward(struct cutter *c, struct stretch s)
     return ST_OK;
 }
 
-/* Weight gradients of experts wait until the backward of their dispatch is under way, those of what lies between until that of
- * the next combine is (if delayed). */
+/* Weight gradients of experts wait until the backward of their dispatch is under way, those of what lies between until
+ * that of the next combine is (if delayed). */
 int cutter_backward(struct cutter *c, const struct schedule_unit *u)
 {
     struct stretch b = whole(c, u);
@@ -201,7 +206,7 @@ int cutter_backward(struct cutter *c, const struct schedule_unit *u)
     return late ? emit_dw(c, pre_of(b, 0)) : ST_OK;
 }
 
-/* ---- two units together ---------------------------------------------------------------------------------------------- */
+/* ---- two units together ---------------------------------------------------------------------- */
 
 /* Slots that the backward half of a chunk adds to. */
 static void mark_sums(struct cutter *c, const struct chunk_cut *k, bool mark)
@@ -215,8 +220,8 @@ static void mark_sums(struct cutter *c, const struct chunk_cut *k, bool mark)
         }
 }
 
-/* Does the node's forward phase add to one of them? A head that makes its weight's gradient with the loss, on an embedding's
- * weight, does: it must wait until the earlier microbatch has added to it. */
+/* Does the node's forward phase add to one of them? A head that makes its weight's gradient with the loss, on an
+ * embedding's weight, does: it must wait until the earlier microbatch has added to it. */
 static bool grows_with(const struct cutter *c, int node)
 {
     const struct phase *p = &c->g->nodes[node].phase[PH_FWD];
@@ -237,10 +242,10 @@ static int free_nodes(struct cutter *c, struct stretch f, struct stretch b)
     return i;
 }
 
-
-/* Backward MoE m against forward MoE fm (-1: none) and what comes before that. dw_left: weight gradients of what the backward
- * half did before this are still to be done. */
-static int pair_moe(struct cutter *c, struct stretch b, int m, bool dw_left, struct stretch f, int fm, struct stretch pre)
+/* Backward MoE m against forward MoE fm (-1: none) and what comes before that. dw_left: weight gradients of what the
+ * backward half did before this are still to be done. */
+static int pair_moe(struct cutter *c, struct stretch b, int m, bool dw_left, struct stretch f, int fm,
+                    struct stretch pre)
 {
     bool late = c->o.delay_dw;
     TRY(emit_backward(c, combine_of(b, m), true));
@@ -295,7 +300,8 @@ int cutter_pair(struct cutter *c, const struct schedule_unit *fu, const struct s
         TRY(emit_backward(c, tail, !c->o.delay_dw));
     /* Where b has more, layers of f's tail go between them. */
     int spread = n_b - n_f;
-    struct stretch end = pre_of(f, n_f), loose = rest_of(part(end, end.from, end.to < free_to ? end.to : free_to), begun);
+    struct stretch end = pre_of(f, n_f),
+                   loose = rest_of(part(end, end.from, end.to < free_to ? end.to : free_to), begun);
     for (int k = 0; k < n_b; k++) {
         int m = n_b - 1 - k, fm = extra + k;
         struct stretch pre = fm < n_f ? rest_of(pre_of(f, fm), begun) : layers_of(c, loose, fm - n_f, spread);

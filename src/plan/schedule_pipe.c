@@ -1,6 +1,6 @@
-/* Tables of a pipeline: which half (forward, backward) of which microbatch in which chunk a stage does, in order. 1F1B, and
- * interleaved 1F1B where a stage has several chunks. Pure functions of a few numbers; schedule_overlap.c turns units
- * into nodes. */
+/* Tables of a pipeline: which half (forward, backward) of which microbatch in which chunk a stage does, in order. 1F1B,
+ * and interleaved 1F1B where a stage has several chunks. Pure functions of a few numbers; schedule_overlap.c turns
+ * units into nodes. */
 #include "plan/plan_int.h"
 
 #include <stdlib.h>
@@ -21,22 +21,29 @@ static int check(const struct schedule_opts *o, struct err *e)
         return err_set(e, ST_INTERNAL, "schedule: stage %d of %d", o->pp_rank, o->pp);
     if (o->pp > 1 && o->vpp == 1 && o->overlap == OVERLAP_EP) {
         err_set(e, ST_USAGE, "parallel.overlap=ep with parallel.pp=%d needs parallel.vpp of at least 2", o->pp);
-        err_hint(e, "with one chunk per stage the last stage's forward would be paired with the backward of the same microbatch, which "
-                 "needs it first; cut the pattern into %d segments or more, or use parallel.overlap=dw", 2 * o->pp);
+        err_hint(e,
+                 "with one chunk per stage the last stage's forward would be paired with the backward of the same "
+                 "microbatch, which "
+                 "needs it first; cut the pattern into %d segments or more, or use parallel.overlap=dw",
+                 2 * o->pp);
         return ST_USAGE;
     }
     if (o->vpp == 1 || o->forward_only)
         return ST_OK;
     if (o->group < o->pp || o->group > o->n_mb) {
-        err_set(e, ST_USAGE, "%d chunks per stage: parallel.pp_group=%d must lie between parallel.pp=%d and the %d microbatches of a step",
+        err_set(e, ST_USAGE,
+                "%d chunks per stage: parallel.pp_group=%d must lie between parallel.pp=%d and the %d microbatches of "
+                "a step",
                 o->vpp, o->group, o->pp, o->n_mb);
         err_hint(e, "a larger train.global_batch gives more microbatches");
         return ST_USAGE;
     }
     int rest = o->n_mb % o->group;
     if (rest != 0 && rest < o->pp) {
-        err_set(e, ST_USAGE, "%d microbatches in groups of %d (parallel.pp_group) leave a last group of %d, fewer than the %d stages",
-                o->n_mb, o->group, rest, o->pp);
+        err_set(
+            e, ST_USAGE,
+            "%d microbatches in groups of %d (parallel.pp_group) leave a last group of %d, fewer than the %d stages",
+            o->n_mb, o->group, rest, o->pp);
         err_hint(e, "%d microbatches would fit, or another parallel.pp_group", o->n_mb - rest);
         return ST_USAGE;
     }
@@ -60,7 +67,8 @@ static struct schedule_unit unit_of(const struct schedule_opts *o, int id, bool 
     int first = id / (o->group * o->vpp) * o->group; /* of its group */
     int size = o->n_mb - first < o->group ? o->n_mb - first : o->group;
     int at = id - first * o->vpp, chunk = at / size;
-    return (struct schedule_unit){.backward = backward, .chunk = backward ? o->vpp - 1 - chunk : chunk, .mb = first + at % size};
+    return (struct schedule_unit){
+        .backward = backward, .chunk = backward ? o->vpp - 1 - chunk : chunk, .mb = first + at % size};
 }
 
 static int add_unit(struct schedule_units *s, struct schedule_unit u, struct err *e)
@@ -96,13 +104,14 @@ void schedule_units_release(struct schedule_units *s)
     *s = (struct schedule_units){0};
 }
 
-/* ---- a whole step --------------------------------------------------------------------------------------- */
+/* ---- a whole step ---------------------------------------------------------------------------- */
 
 static int check_chunks(const struct graph *g, int vpp, struct err *e)
 {
     for (int n = 0; n < g->n_nodes; n++)
         if (g->nodes[n].chunk < 0 || g->nodes[n].chunk >= vpp)
-            return err_set(e, ST_INTERNAL, "node %s is in chunk %d, but the schedule has %d", g->nodes[n].name, g->nodes[n].chunk, vpp);
+            return err_set(e, ST_INTERNAL, "node %s is in chunk %d, but the schedule has %d", g->nodes[n].name,
+                           g->nodes[n].chunk, vpp);
     return ST_OK;
 }
 
@@ -125,9 +134,11 @@ static int check_size(const struct graph *g, const struct schedule_opts *o, stru
             each += g->nodes[n].phase[ph].fn != NULL;
     if (each * o->n_mb <= MAX_STEPS)
         return ST_OK;
-    err_set(e, ST_USAGE, "%d microbatches of %lld pieces of work each are more than the %d that one plan of a step may have", o->n_mb, (long long)each,
-            MAX_STEPS);
-    return err_hint(e, "a larger train.micro_batch or a smaller train.global_batch gives fewer; up to %lld fit here", (long long)(MAX_STEPS / each));
+    err_set(e, ST_USAGE,
+            "%d microbatches of %lld pieces of work each are more than the %d that one plan of a step may have",
+            o->n_mb, (long long)each, MAX_STEPS);
+    return err_hint(e, "a larger train.micro_batch or a smaller train.global_batch gives fewer; up to %lld fit here",
+                    (long long)(MAX_STEPS / each));
 }
 
 int schedule_step(const struct graph *g, const struct schedule_opts *opts, struct order *out, struct err *e)
@@ -156,7 +167,7 @@ out:
     return st;
 }
 
-/* ---- order of additions ------------------------------------------------------------------------------------ */
+/* ---- order of additions ---------------------------------------------------------------------- */
 
 /* A digest per persistent slot of who adds to it, in order. */
 static int digest_sums(const struct graph *g, const struct order *o, uint64_t *digest)

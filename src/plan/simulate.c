@@ -1,6 +1,6 @@
-/* Times of a schedule from the times of its tasks: several ranks, each with lanes that work in order, waits within a rank,
- * messages and collectives between ranks. No event queue: a task's times follow from those before it, so lanes are
- * walked until nothing moves; what is left then waits in a circle. */
+/* Times of a schedule from the times of its tasks: several ranks, each with lanes that work in order, waits within a
+ * rank, messages and collectives between ranks. No event queue: a task's times follow from those before it, so lanes
+ * are walked until nothing moves; what is left then waits in a circle. */
 #include "plan/plan_int.h"
 #include "plan/simulate.h"
 
@@ -30,18 +30,25 @@ int sim_add(struct sim *s, int rank, const struct sim_task *t, struct err *e)
     return ST_OK;
 }
 
-/* ---- tasks from units and plans ---------------------------------------------------------------------------- */
+/* ---- tasks from units and plans -------------------------------------------------------------- */
 
 /* A message over the border before segment `border`: forward its stream, backward its gradient. */
-static int64_t message_key(int border, int mb, bool backward) { return ((int64_t)border * 2 + backward) << 32 | (uint32_t)mb; }
+static int64_t message_key(int border, int mb, bool backward)
+{
+    return ((int64_t)border * 2 + backward) << 32 | (uint32_t)mb;
+}
 
 /* border < 0 or `last`: an end of the model, no message. */
-static int add_message(struct sim *s, int rank, enum sim_kind kind, int border, int last, const struct schedule_unit *u, struct err *e)
+static int add_message(struct sim *s, int rank, enum sim_kind kind, int border, int last, const struct schedule_unit *u,
+                       struct err *e)
 {
     if (border <= 0 || border >= last)
         return ST_OK;
-    const struct sim_task t = {.kind = kind, .key = message_key(border, u->mb, u->backward), .frame = -1,
-                               .phase = u->backward ? PH_BWD : PH_FWD, .name = kind == SIM_SEND ? "send" : "receive"};
+    const struct sim_task t = {.kind = kind,
+                               .key = message_key(border, u->mb, u->backward),
+                               .frame = -1,
+                               .phase = u->backward ? PH_BWD : PH_FWD,
+                               .name = kind == SIM_SEND ? "send" : "receive"};
     return sim_add(s, rank, &t, e);
 }
 
@@ -51,17 +58,21 @@ static int add_receive(struct sim *s, const struct schedule_opts *o, const struc
     return add_message(s, o->pp_rank, SIM_RECV, u->backward ? segment + 1 : segment, pp * vpp, u, e);
 }
 
-static int add_work(struct sim *s, const struct schedule_opts *o, const struct schedule_unit *u, double seconds, struct err *e)
+static int add_work(struct sim *s, const struct schedule_opts *o, const struct schedule_unit *u, double seconds,
+                    struct err *e)
 {
     int pp = o->pp > 0 ? o->pp : 1, vpp = o->vpp > 0 ? o->vpp : 1, segment = u->chunk * pp + o->pp_rank;
-    const struct sim_task t = {.kind = SIM_WORK, .seconds = seconds, .frame = u->chunk * o->n_mb + u->mb,
-                               .phase = u->backward ? PH_BWD : PH_FWD, .name = u->backward ? "backward" : "forward"};
+    const struct sim_task t = {.kind = SIM_WORK,
+                               .seconds = seconds,
+                               .frame = u->chunk * o->n_mb + u->mb,
+                               .phase = u->backward ? PH_BWD : PH_FWD,
+                               .name = u->backward ? "backward" : "forward"};
     TRY(sim_add(s, o->pp_rank, &t, e));
     return add_message(s, o->pp_rank, SIM_SEND, u->backward ? segment : segment + 1, pp * vpp, u, e);
 }
 
-int sim_add_units(struct sim *s, const struct schedule_opts *o, const struct schedule_units *units, double forward, double backward,
-                  struct err *e)
+int sim_add_units(struct sim *s, const struct schedule_opts *o, const struct schedule_units *units, double forward,
+                  double backward, struct err *e)
 {
     for (int i = 0; i < units->n; i++) {
         const struct schedule_unit *u = &units->u[i];
@@ -76,7 +87,8 @@ int sim_add_units(struct sim *s, const struct schedule_opts *o, const struct sch
 }
 
 /* What a step of a plan is to the other ranks; meetings: collectives of the group so far. */
-static void set_kind(struct sim_task *t, const struct sim_place *at, const struct node *n, const struct step_ref *r, int64_t *meetings)
+static void set_kind(struct sim_task *t, const struct sim_place *at, const struct node *n, const struct step_ref *r,
+                     int64_t *meetings)
 {
     int segment = n->chunk * at->pp + at->pp_rank;
     bool backward = r->phase == PH_BWD;
@@ -90,15 +102,20 @@ static void set_kind(struct sim_task *t, const struct sim_place *at, const struc
     }
 }
 
-int sim_add_plan(struct sim *s, const struct sim_place *at, const struct plan *p, sim_seconds seconds, const void *ctx, struct err *e)
+int sim_add_plan(struct sim *s, const struct sim_place *at, const struct plan *p, sim_seconds seconds, const void *ctx,
+                 struct err *e)
 {
     int64_t meetings = 0;
     int first = s->rank[at->rank].n;
     for (int i = 0; i < p->n_steps; i++) {
         const struct step *st = &p->steps[i];
         const struct node *n = &p->g->nodes[st->ref.node];
-        struct sim_task t = {.lane = st->lane, .seconds = seconds(ctx, p, i), .n_waits = st->n_waits, .phase = (int)st->ref.phase,
-                             .frame = n->host ? -1 : n->chunk * p->n_mb + st->ref.mb, .name = n->name};
+        struct sim_task t = {.lane = st->lane,
+                             .seconds = seconds(ctx, p, i),
+                             .n_waits = st->n_waits,
+                             .phase = (int)st->ref.phase,
+                             .frame = n->host ? -1 : n->chunk * p->n_mb + st->ref.mb,
+                             .name = n->name};
         for (int w = 0; w < st->n_waits; w++)
             t.wait[w] = first + st->wait[w];
         set_kind(&t, at, n, &st->ref, &meetings);
@@ -107,7 +124,7 @@ int sim_add_plan(struct sim *s, const struct sim_place *at, const struct plan *p
     return ST_OK;
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------ */
+/* ---- running --------------------------------------------------------------------------------- */
 
 /* Where the tasks with a key are. */
 struct meeting {
@@ -119,8 +136,8 @@ struct state {
     struct sim *s;
     struct meeting *m; /* sends and groups, by key */
     int n_m;
-    int *next;         /* [rank * LANE_COUNT + lane] next task of a lane, n: none */
-    double *free_at;   /* [rank * LANE_COUNT + lane] */
+    int *next;       /* [rank * LANE_COUNT + lane] next task of a lane, n: none */
+    double *free_at; /* [rank * LANE_COUNT + lane] */
     bool **done;
     struct err *e;
 };
@@ -262,7 +279,7 @@ static int run(struct state *t)
     return ST_OK;
 }
 
-/* ---- what it means -------------------------------------------------------------------------------------------- */
+/* ---- what it means --------------------------------------------------------------------------- */
 
 struct span {
     double begin, end;
@@ -360,7 +377,7 @@ static int measure(struct sim *s, struct err *e)
         TRY_OUT(mem_array((void **)&f, (size_t)r->n_frames + 1, sizeof *f, e));
         measure_lanes(s, r, a, b);
         count_frames(r, f);
-out:
+    out:
         free(a);
         free(b);
         free(f);

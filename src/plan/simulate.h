@@ -42,16 +42,18 @@ int sim_open(struct sim *s, int n_ranks, struct err *e);
 void sim_close(struct sim *s);
 int sim_add(struct sim *s, int rank, const struct sim_task *t, struct err *e);
 /* The units of stage o->pp_rank (which is its rank), each one task; seconds of a forward and of a backward unit. */
-int sim_add_units(struct sim *s, const struct schedule_opts *o, const struct schedule_units *units, double forward, double backward,
-                  struct err *e);
-/* The steps of a plan; `seconds` gives the time of one. Cuts (ROLE_CUT_*) become messages between the stages, dispatches and combines
- * meet within ranks of the same group (-1: each alone). */
+int sim_add_units(struct sim *s, const struct schedule_opts *o, const struct schedule_units *units, double forward,
+                  double backward, struct err *e);
+/* The steps of a plan; `seconds` gives the time of one. Cuts (ROLE_CUT_*) become messages between the stages,
+ * dispatches and combines meet within ranks of the same group (-1: each alone). */
 struct sim_place {
     int rank, pp, pp_rank, vpp, group;
 };
 typedef double (*sim_seconds)(const void *ctx, const struct plan *p, int step);
-int sim_add_plan(struct sim *s, const struct sim_place *at, const struct plan *p, sim_seconds seconds, const void *ctx, struct err *e);
-/* Fills in times and what is found per rank; ranks that wait for each other in a circle are an error that names them. */
+int sim_add_plan(struct sim *s, const struct sim_place *at, const struct plan *p, sim_seconds seconds, const void *ctx,
+                 struct err *e);
+/* Fills in times and what is found per rank; ranks that wait for each other in a circle are an error that names them.
+ * */
 int sim_run(struct sim *s, struct err *e);
 
 #endif

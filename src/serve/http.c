@@ -49,7 +49,7 @@ struct server {
     struct buf page;
 };
 
-/* ---- answers -------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 static enum MHD_Result send_bytes(struct MHD_Connection *c, int http, const char *type, const char *bytes, size_t n)
 {
@@ -92,7 +92,7 @@ static enum MHD_Result refuse(struct MHD_Connection *c, int http, const char *me
     return ok;
 }
 
-/* ---- who may ask what ----------------------------------------------------------------------- */
+/* ---- who may ask what ------------------------------------------------------------------------ */
 
 /* Takes the same time wherever the texts differ. */
 static bool same_secret(const char *given, const char *secret)
@@ -173,7 +173,7 @@ static enum MHD_Result answer_at_once(struct server *v, struct MHD_Connection *c
     return MHD_YES;
 }
 
-/* ---- the library's thread ------------------------------------------------------------------- */
+/* ---- the library's thread -------------------------------------------------------------------- */
 
 static struct job *job_open(struct server *v, struct MHD_Connection *c)
 {
@@ -267,7 +267,7 @@ static void finished(void *cls, struct MHD_Connection *c, void **state, enum MHD
     pthread_mutex_unlock(&v->lock);
 }
 
-/* ---- the thread that has the model ---------------------------------------------------------- */
+/* ---- the thread that has the model ----------------------------------------------------------- */
 
 int serve_block_signals(struct err *e)
 {
@@ -398,7 +398,7 @@ static void drain(struct server *v)
     }
 }
 
-/* ---- start and stop ------------------------------------------------------------------------- */
+/* ---- start and stop -------------------------------------------------------------------------- */
 
 static void quiet_log(void *cls, const char *fmt, va_list ap)
 {

@@ -7,7 +7,7 @@
 
 enum { PIECE_BYTES = 65536 };
 
-/* ---- one prompt ----------------------------------------------------------------------------- */
+/* ---- one prompt ------------------------------------------------------------------------------ */
 
 struct choice {
     struct token_ids ids;       /* the prompt, then what was made */
@@ -119,7 +119,7 @@ static int make_choice(struct scorer *s, const struct completion_request *r, int
     return make_tokens(s, r, c, sampler, &last, e);
 }
 
-/* ---- its answer ----------------------------------------------------------------------------- */
+/* ---- its answer ------------------------------------------------------------------------------ */
 
 /* A token as a key: its text, or its bytes where they are no whole characters. Special tokens go by name. */
 static void token_text(const struct scorer *s, int32_t id, struct buf *out)

@@ -19,7 +19,7 @@ struct reading {
     encode_chat_fn encode_chat; /* of a conversation; else NULL */
 };
 
-/* ---- prompts -------------------------------------------------------------------------------- */
+/* ---- prompts --------------------------------------------------------------------------------- */
 
 static int check_prompt(const struct reading *in, int k, struct err *e)
 {
@@ -102,7 +102,7 @@ static int read_prompts(const struct reading *in, const json_t *prompt, struct e
     return ST_OK;
 }
 
-/* ---- the other fields ----------------------------------------------------------------------- */
+/* ---- the other fields ------------------------------------------------------------------------ */
 
 static int add_stop(struct completion_request *r, const json_t *text, struct err *e)
 {
@@ -263,7 +263,7 @@ static int read_field(struct reading *in, const char *name, const json_t *v, str
     return found ? ST_OK : unknown_field(name, e);
 }
 
-/* ---- the whole ------------------------------------------------------------------------------ */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 /* A reply may fill what the messages leave, where max_tokens does not say less. */
 static int read_messages(struct reading *in, const json_t *root, struct err *e)

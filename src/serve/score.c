@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- opening -------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 int scorer_open(struct scorer *s, const struct config *cfg, const struct ckpt *from, int64_t length, struct err *e)
 {
@@ -33,7 +33,7 @@ void scorer_close(struct scorer *s)
     *s = (struct scorer){0};
 }
 
-/* ---- probabilities -------------------------------------------------------------------------- */
+/* ---- probabilities --------------------------------------------------------------------------- */
 
 static inline double logit(const struct tensor *row, int64_t i)
 {

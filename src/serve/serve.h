@@ -12,7 +12,7 @@
 
 #include "train/train.h"
 
-/* ---- the engine ----------------------------------------------------------------------------- */
+/* ---- the engine ------------------------------------------------------------------------------ */
 
 enum { SCORER_TOP = 20, SCORER_PREFIX = 8 };
 
@@ -61,7 +61,7 @@ int scorer_continue(struct scorer *s, int32_t id, struct tensor *last, struct er
 int scorer_score(const struct scorer *s, const struct tensor *row, int32_t id, int n_top, struct token_score *out,
                  struct err *e);
 
-/* ---- tasks ---------------------------------------------------------------------------------- */
+/* ---- tasks ----------------------------------------------------------------------------------- */
 
 struct task_opts {
     const char *path; /* lines {"context": text or ids, "continuations": [text or ids, ...], "label": k} */
@@ -77,7 +77,7 @@ struct task_result {
 };
 int tasks_run(struct scorer *s, const struct task_opts *o, struct task_result *r, struct err *e);
 
-/* ---- completions ---------------------------------------------------------------------------- */
+/* ---- completions ----------------------------------------------------------------------------- */
 
 enum { STOPS_MAX = 16, PROMPTS_MAX = 1024, STOP_BYTES = 1024 };
 
@@ -121,7 +121,7 @@ size_t reply_character(const char *text, size_t n);
 /* A quoted JSON string; bytes that are not UTF-8 become U+FFFD. */
 void reply_string(struct buf *out, const char *text, size_t n);
 
-/* ---- the server ----------------------------------------------------------------------------- */
+/* ---- the server ------------------------------------------------------------------------------ */
 
 struct serve_opts {
     const char *host, *model;

@@ -18,7 +18,7 @@ void task_release(struct task *t)
     *t = (struct task){0};
 }
 
-/* ---- reading a line ------------------------------------------------------------------------- */
+/* ---- reading a line -------------------------------------------------------------------------- */
 
 static int read_ids(const struct scorer *s, const json_t *list, const char *name, struct token_ids *out, struct err *e)
 {

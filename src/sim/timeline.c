@@ -6,11 +6,12 @@
 
 const char *task_kind_name(enum task_kind k)
 {
-    static const char *const names[] = {"forward", "backward", "dw", "replay", "update", "dispatch", "combine", "cut", "reduce", "gather", "summary"};
+    static const char *const names[] = {"forward", "backward", "dw",     "replay", "update", "dispatch",
+                                        "combine", "cut",      "reduce", "gather", "summary"};
     return names[k];
 }
 
-/* ---- tasks ------------------------------------------------------------------------------------------------------------------ */
+/* ---- tasks ----------------------------------------------------------------------------------- */
 
 static int half_open(struct timeline_half *h, int n, struct err *e)
 {
@@ -67,14 +68,19 @@ static int add_run(struct timeline *tl, struct timeline_half *h, int r, const st
 {
     const struct mesh *m = &tl->rank[r].t.model.mesh;
     struct step_cost cost = step_cost_of(&tl->machine, tl->times, &tl->rank[r].t);
-    const struct sim_place at = {.rank = r, .pp = m->pp, .pp_rank = m->pp_rank, .vpp = m->vpp, .group = tl->column ? -1 : m->pp_rank * m->edp + m->edp_rank};
+    const struct sim_place at = {.rank = r,
+                                 .pp = m->pp,
+                                 .pp_rank = m->pp_rank,
+                                 .vpp = m->vpp,
+                                 .group = tl->column ? -1 : m->pp_rank * m->edp + m->edp_rank};
     cost.first_mb = mb == 0;
     cost.last_mb = mb + p->n_mb >= tl->rank[r].t.n_micro;
     int first = h->sim.rank[r].n;
     TRY(sim_add_plan(&h->sim, &at, p, step_seconds, &cost, e));
     for (int i = 0; i < p->n_steps; i++) {
         struct sim_task *t = &h->sim.rank[r].task[first + i];
-        const struct task_mark mark = {.kind = step_kind(p, i), .mb = p->steps[i].ref.mb + mb, .chunk = p->g->nodes[p->steps[i].ref.node].chunk};
+        const struct task_mark mark = {
+            .kind = step_kind(p, i), .mb = p->steps[i].ref.mb + mb, .chunk = p->g->nodes[p->steps[i].ref.node].chunk};
         if (t->kind == SIM_GROUP) /* each run meets anew */
             t->key += (int64_t)mb << 24;
         if (t->kind == SIM_SEND || t->kind == SIM_RECV)
@@ -102,7 +108,7 @@ static void meet_in_update(struct timeline *tl, int r)
     }
 }
 
-/* ---- what is found ----------------------------------------------------------------------------------------------------------------- */
+/* ---- what is found --------------------------------------------------------------------------- */
 
 struct span {
     double begin, end;
@@ -114,7 +120,10 @@ static int by_begin(const void *a, const void *b)
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-static bool computes(const struct sim_task *t) { return t->lane != LANE_COMM && t->lane != LANE_COPY && t->end > t->start; }
+static bool computes(const struct sim_task *t)
+{
+    return t->lane != LANE_COMM && t->lane != LANE_COPY && t->end > t->start;
+}
 static bool moves(const struct sim_task *t) { return t->lane == LANE_COMM && t->end > t->start; }
 
 /* Sorted, disjoint spans of the tasks that pass; returns their number. */
@@ -202,7 +211,7 @@ out:
     return st;
 }
 
-/* ---- ranks ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 static int plan_rank(struct timeline *tl, int r, int rank, struct err *e)
 {
@@ -212,7 +221,8 @@ static int plan_rank(struct timeline *tl, int r, int rank, struct err *e)
     TRY(trainer_plan_on(&k->t, tl->cfg, &place, true, e));
     for (int a = 0; a < ARENA_FRAME; a++)
         k->persistent += k->t.model.mem.planned[a];
-    k->working = max_i64(k->t.train.p.frame_bytes, k->t.optim.p.frame_bytes) + max_i64(k->t.train.p.work_bytes, k->t.optim.p.work_bytes);
+    k->working = max_i64(k->t.train.p.frame_bytes, k->t.optim.p.frame_bytes) +
+                 max_i64(k->t.train.p.work_bytes, k->t.optim.p.work_bytes);
     return ST_OK;
 }
 
@@ -266,12 +276,14 @@ static int fill(struct timeline *tl, struct err *e)
     TRY(add_micros(tl, e));
     TRY(add_update(tl, e));
     tl->seconds = tl->train.sim.makespan + tl->update.sim.makespan;
-    double flops = 3 * model_flops_per_token(c, &tl->rank[0].t.model.pattern, c->train.seq) * (double)(c->train.global_batch * c->train.seq);
+    double flops = 3 * model_flops_per_token(c, &tl->rank[0].t.model.pattern, c->train.seq) *
+                   (double)(c->train.global_batch * c->train.seq);
     tl->tflops = flops / tl->seconds / tl->rank[0].t.model.mesh.world * 1e-12;
     return ST_OK;
 }
 
-int timeline_open(struct timeline *tl, const struct config *cfg, const struct machine *m, const struct node_times *times, struct err *e)
+int timeline_open(struct timeline *tl, const struct config *cfg, const struct machine *m,
+                  const struct node_times *times, struct err *e)
 {
     *tl = (struct timeline){.cfg = cfg, .machine = *m, .times = times};
     return fill(tl, e);
@@ -305,7 +317,7 @@ void timeline_close(struct timeline *tl)
     *tl = (struct timeline){0};
 }
 
-/* ---- cutting a pattern ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- cutting a pattern ----------------------------------------------------------------------- */
 
 struct cutting {
     const struct config *cfg;
@@ -341,8 +353,8 @@ static void write_items(struct buf *out, const struct pattern *p, int from, int 
         buf_addf(out, p->items[i].grouped ? "[%.*s]" : "%.*s", (int)p->items[i].n, p->symbols + p->items[i].first);
 }
 
-/* Distributes items from the front so that no stage has more than `most` work, a stage's segments alike; writes them where out is
- * given. False: they do not fit. Every segment but the last gets an item. */
+/* Distributes items from the front so that no stage has more than `most` work, a stage's segments alike; writes them
+ * where out is given. False: they do not fit. Every segment but the last gets an item. */
 static bool deal(const struct cutting *c, double most, struct buf *out)
 {
     const struct pattern *p = c->p;
@@ -352,7 +364,8 @@ static bool deal(const struct cutting *c, double most, struct buf *out)
         bool last_stage = s % c->pp == c->pp - 1;
         double room = (most - (last_stage ? end_work(c) : 0)) / c->vpp, load = 0;
         int first = at, keep = n - 2 - s; /* for those that must have one */
-        while (p->n_items - at > (keep > 0 ? keep : 0) && (load + item_work(c, at) <= room || (at == first && s < n - 1)))
+        while (p->n_items - at > (keep > 0 ? keep : 0) &&
+               (load + item_work(c, at) <= room || (at == first && s < n - 1)))
             load += item_work(c, at++);
         fits &= load <= room || (at == first + 1 && load <= most - (last_stage ? end_work(c) : 0));
         if (out != NULL) {

@@ -1,5 +1,6 @@
-/* Predicted time of a step of all ranks, without running it: every rank is planned without memory, its steps get times, and the
- * simulator (plan/simulate.h) lets them wait for each other. Times of computing are predicted for a stated machine or measured on this one. */
+/* Predicted time of a step of all ranks, without running it: every rank is planned without memory, its steps get times,
+ * and the simulator (plan/simulate.h) lets them wait for each other. Times of computing are predicted for a stated
+ * machine or measured on this one. */
 #ifndef BRAID_TIMELINE_H
 #define BRAID_TIMELINE_H
 
@@ -22,8 +23,8 @@ void machine_print(const struct machine *m, bool measured, struct buf *out);
 
 /* Times of nodes on this machine, by name and phase. */
 struct node_times;
-/* Runs a few traced steps of one rank with the whole model (`alone`: a config of one rank, whose experts exchange rows with
- * themselves). */
+/* Runs a few traced steps of one rank with the whole model (`alone`: a config of one rank, whose experts exchange rows
+ * with themselves). */
 int node_times_measure(struct node_times **out, const struct config *alone, struct err *e);
 void node_times_close(struct node_times *t);
 /* Seconds of a step, of whose work `share` is done; false where that node was not seen. */
@@ -57,10 +58,11 @@ struct timeline_half {
     size_t *cap;
 };
 struct timeline_rank {
-    struct trainer t; /* planned, not run: names and shapes of the tasks */
+    struct trainer t;            /* planned, not run: names and shapes of the tasks */
     int64_t persistent, working; /* bytes of training: weights, gradients, moments; frames and workspace */
     /* found: seconds */
-    double exposed[KIND_COUNT], moved[KIND_COUNT]; /* by kind, those that move data: while nothing was computed, in all */
+    /* by kind, those that move data: while nothing was computed, in all */
+    double exposed[KIND_COUNT], moved[KIND_COUNT];
     double bubble;
 };
 struct timeline {
@@ -74,7 +76,8 @@ struct timeline {
     double seconds, tflops; /* of a step; model TFLOP/s of a GPU */
 };
 /* All ranks, or if they are many the first of each stage. */
-int timeline_open(struct timeline *tl, const struct config *cfg, const struct machine *m, const struct node_times *times, struct err *e);
+int timeline_open(struct timeline *tl, const struct config *cfg, const struct machine *m,
+                  const struct node_times *times, struct err *e);
 void timeline_close(struct timeline *tl);
 /* One half alone, for comparisons in which the other is known. */
 int timeline_open_train(struct timeline *tl, const struct config *cfg, const struct machine *m, struct err *e);
@@ -93,16 +96,16 @@ struct step_cost step_cost_of(const struct machine *m, const struct node_times *
 double step_seconds(const void *ctx, const struct plan *p, int step);
 enum task_kind step_kind(const struct plan *p, int step);
 
-/* ---- showing -------------------------------------------------------------------------------------------------------------- */
+/* ---- showing --------------------------------------------------------------------------------- */
 
 /* Table by rank: time, exposed communication by kind, bubbles, memory. */
 void timeline_print(const struct timeline *tl, struct buf *out);
 void timeline_svg(const struct timeline *tl, struct buf *out);
 void timeline_trace(const struct timeline *tl, struct buf *out); /* Perfetto */
 
-/* The pattern cut into vpp segments for each of pp stages, so that the busiest stage has as little as it can; what follows the last
- * layer counts for the last stage, whose last segment may be empty. extra: what a layer of experts does beyond its FLOPs (of a
- * token, forward). */
+/* The pattern cut into vpp segments for each of pp stages, so that the busiest stage has as little as it can; what
+ * follows the last layer counts for the last stage, whose last segment may be empty. extra: what a layer of experts
+ * does beyond its FLOPs (of a token, forward). */
 int timeline_cut_pattern(const struct config *cfg, int pp, int vpp, double extra, struct buf *out, struct err *e);
 /* Seconds in which each of `ranks` neighbours gives every other one its share of the bytes. */
 double machine_exchange(const struct machine *m, int ranks, double bytes);

@@ -6,8 +6,16 @@
 
 struct machine machine_h200(void)
 {
-    return (struct machine){.flops = 620e12, .attention = 400e12, .bandwidth = 4.0e12, .node = 3e-6, .link = 45e9, .link_delay = 15e-6,
-                            .inner = 370e9, .gpus = 8, .beside = 0.12, .memory = 141e9};
+    return (struct machine){.flops = 620e12,
+                            .attention = 400e12,
+                            .bandwidth = 4.0e12,
+                            .node = 3e-6,
+                            .link = 45e9,
+                            .link_delay = 15e-6,
+                            .inner = 370e9,
+                            .gpus = 8,
+                            .beside = 0.12,
+                            .memory = 141e9};
 }
 
 void machine_print(const struct machine *m, bool measured, struct buf *out)
@@ -16,16 +24,19 @@ void machine_print(const struct machine *m, bool measured, struct buf *out)
         buf_add(out, "computing: measured node by node on this machine, one rank with the whole model\n");
     else
         buf_addf(out,
-                 "computing: PREDICTED, a node takes the larger of FLOP / %.0f TFLOP/s (attention %.0f) and bytes / %.2f TB/s, at least %.0f us\n",
+                 "computing: PREDICTED, a node takes the larger of FLOP / %.0f TFLOP/s (attention %.0f) and bytes / "
+                 "%.2f TB/s, at least %.0f us\n",
                  m->flops * 1e-12, m->attention * 1e-12, m->bandwidth * 1e-12, m->node * 1e6);
     buf_addf(out,
-             "links:     PREDICTED, %.3g GB/s out of each GPU and %.3g us to other machines, %.3g GB/s within a machine of %d; a row travels once for each of\n"
-             "           its experts, of GPUs whole buffers (parallel.ep_capacity); even routing; computing takes %.0f %% longer while the link is busy;\n"
+             "links:     PREDICTED, %.3g GB/s out of each GPU and %.3g us to other machines, %.3g GB/s within a "
+             "machine of %d; a row travels once for each of\n"
+             "           its experts, of GPUs whole buffers (parallel.ep_capacity); even routing; computing takes %.0f "
+             "%% longer while the link is busy;\n"
              "           no other traffic on the network\n",
              m->link * 1e-9, m->link_delay * 1e6, m->inner * 1e-9, m->gpus, m->beside * 100);
 }
 
-/* ---- who is near --------------------------------------------------------------------------------------------------------- */
+/* ---- who is near ----------------------------------------------------------------------------- */
 
 /* Members of a group, `stride` ranks apart, and how many of them (this one included) are in this rank's machine. */
 struct near {
@@ -49,7 +60,10 @@ static double exchange_seconds(const struct machine *m, struct near n, double by
     return m->link_delay + (inner > outer ? inner : outer);
 }
 
-double machine_exchange(const struct machine *m, int ranks, double bytes) { return exchange_seconds(m, near_of(m, 0, 0, ranks, 1), bytes); }
+double machine_exchange(const struct machine *m, int ranks, double bytes)
+{
+    return exchange_seconds(m, near_of(m, 0, 0, ranks, 1), bytes);
+}
 
 static double message_seconds(const struct machine *m, const struct mesh *mesh, bool forward, double bytes)
 {
@@ -58,18 +72,19 @@ static double message_seconds(const struct machine *m, const struct mesh *mesh, 
     return bytes / (here ? m->inner : m->link);
 }
 
-/* ---- exchanges of units ---------------------------------------------------------------------------------------------------- */
+/* ---- exchanges of units ---------------------------------------------------------------------- */
 
 /* Reductions and gathers among the ranks that hold copies. */
 static double unit_seconds(const struct step_cost *c, const struct node *node, const struct phase *ph)
 {
     const struct mesh *mesh = &c->t->model.mesh;
     const struct unit_exchange *x = node->self;
-    struct near n = x->experts ? near_of(c->m, mesh->rank, mesh->edp_rank, mesh->edp, mesh->ep) : near_of(c->m, mesh->rank, mesh->dp_rank, mesh->dp, 1);
+    struct near n = x->experts ? near_of(c->m, mesh->rank, mesh->edp_rank, mesh->edp, mesh->ep)
+                               : near_of(c->m, mesh->rank, mesh->dp_rank, mesh->dp, 1);
     return exchange_seconds(c->m, n, ph->bytes) * (x->collect ? 2 : 1);
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------------------ */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* Slabs are planned larger than an even routing fills them. */
 static int64_t find_places(const struct graph *g)
@@ -85,8 +100,13 @@ static int64_t find_places(const struct graph *g)
 struct step_cost step_cost_of(const struct machine *m, const struct node_times *times, const struct trainer *t)
 {
     const struct config *c = t->cfg;
-    return (struct step_cost){.m = m, .times = times, .t = t, .places = find_places(&t->train.g),
-                              .filled = c->train.micro_batch * c->train.seq * c->model.topk, .first_mb = true, .last_mb = true};
+    return (struct step_cost){.m = m,
+                              .times = times,
+                              .t = t,
+                              .places = find_places(&t->train.g),
+                              .filled = c->train.micro_batch * c->train.seq * c->model.topk,
+                              .first_mb = true,
+                              .last_mb = true};
 }
 
 static const struct phase *phase_of(const struct plan *p, int step)
@@ -127,7 +147,8 @@ static double compute_seconds(const struct step_cost *c, const struct plan *p, i
     if (c->times != NULL && node_times_get(c->times, p, step, fill, &seconds))
         return seconds;
     double bytes = ph->flops == 0 && ph->bytes == 0 ? used_bytes(p, ph) : ph->bytes;
-    double work = ph->flops / (ends_with(name, ".core") ? c->m->attention : c->m->flops), memory = bytes / c->m->bandwidth;
+    double work = ph->flops / (ends_with(name, ".core") ? c->m->attention : c->m->flops),
+           memory = bytes / c->m->bandwidth;
     seconds = fill * (work > memory ? work : memory);
     return seconds > c->m->node ? seconds : c->m->node;
 }
@@ -136,7 +157,8 @@ enum task_kind step_kind(const struct plan *p, int step)
 {
     const struct step *s = &p->steps[step];
     const struct node *n = &p->g->nodes[s->ref.node];
-    static const enum task_kind phases[] = {[PH_FWD] = KIND_FORWARD, [PH_BWD] = KIND_BACKWARD, [PH_DW] = KIND_DW, [PH_REPLAY] = KIND_REPLAY};
+    static const enum task_kind phases[] = {
+        [PH_FWD] = KIND_FORWARD, [PH_BWD] = KIND_BACKWARD, [PH_DW] = KIND_DW, [PH_REPLAY] = KIND_REPLAY};
     if (n->role == ROLE_DISPATCH)
         return KIND_DISPATCH;
     if (n->role == ROLE_COMBINE)

@@ -69,7 +69,8 @@ static int keep(struct node_times *t, const struct trace_step *s, struct err *e)
     const char *name;
     const struct phase *ph = phase_at(s->p, s->step, &name);
     int length = name_length(name), at = find(t, name, length, s->p->steps[s->step].ref.phase);
-    struct node_time new = {.phase = s->p->steps[s->step].ref.phase, .seconds = s->seconds, .flops = ph->flops, .bytes = ph->bytes};
+    struct node_time new = {
+        .phase = s->p->steps[s->step].ref.phase, .seconds = s->seconds, .flops = ph->flops, .bytes = ph->bytes};
     if (at < t->n && compare(&t->list[at], name, length, new.phase) == 0) {
         struct node_time *old = &t->list[at];
         if (s->seconds < old->seconds * ratio(old->flops, old->bytes, ph->flops, ph->bytes)) {

@@ -44,7 +44,7 @@ int param_add(struct param_table *t, const struct param *p, int *index, bool *is
     return ST_OK;
 }
 
-/* ---- tensor parallelism ------------------------------------------------------------------------------- */
+/* ---- tensor parallelism ---------------------------------------------------------------------- */
 
 /* The dimension over all ranks. */
 static int64_t whole_dim(const struct param *p, int dim)
@@ -74,7 +74,10 @@ void param_split_section(struct param *p, int dim, int64_t size, enum split_unit
 
 const char *split_unit_name(enum split_unit unit)
 {
-    static const char *const names[] = {[UNIT_HEADS] = "heads", [UNIT_GROUPS] = "groups", [UNIT_FFN] = "ffn", [UNIT_VOCAB] = "vocab",
+    static const char *const names[] = {[UNIT_HEADS] = "heads",
+                                        [UNIT_GROUPS] = "groups",
+                                        [UNIT_FFN] = "ffn",
+                                        [UNIT_VOCAB] = "vocab",
                                         [UNIT_EXPERTS] = "experts"};
     return (unsigned)unit < countof(names) ? names[unit] : "?";
 }
@@ -91,14 +94,15 @@ int param_split_check(const struct param *p, int64_t ranks, struct err *e)
         const struct split_section *x = &s->section[i];
         sum += x->size;
         if (x->units < 1 || x->size % x->units != 0)
-            return err_set(e, ST_INTERNAL, "parameter %s: section %d of %lld is not of %lld whole %s", p->key, i, (long long)x->size,
-                           (long long)x->units, split_unit_name(x->unit));
+            return err_set(e, ST_INTERNAL, "parameter %s: section %d of %lld is not of %lld whole %s", p->key, i,
+                           (long long)x->size, (long long)x->units, split_unit_name(x->unit));
         if (x->units % ranks != 0)
-            return err_set(e, ST_USAGE, "parameter %s: %lld %s cannot be shared by %lld ranks", p->key, (long long)x->units,
-                           split_unit_name(x->unit), (long long)ranks);
+            return err_set(e, ST_USAGE, "parameter %s: %lld %s cannot be shared by %lld ranks", p->key,
+                           (long long)x->units, split_unit_name(x->unit), (long long)ranks);
     }
     if (s->dim >= p->rank || sum != whole_dim(p, s->dim))
-        return err_set(e, ST_INTERNAL, "parameter %s: the sections of dimension %d add up to %lld", p->key, s->dim, (long long)sum);
+        return err_set(e, ST_INTERNAL, "parameter %s: the sections of dimension %d add up to %lld", p->key, s->dim,
+                       (long long)sum);
     return ST_OK;
 }
 

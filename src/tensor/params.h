@@ -7,12 +7,13 @@
 
 struct param_entry {
     struct param p;
-    int64_t offset;       /* bytes into the parameter arena: the copy that layers work with */
-    int64_t grad_offset;  /* bytes into the gradient arena; -1: not trained by any plan so far */
-    int64_t master_offset; /* bytes into the arena of fp32 master weights, where the copy is narrower than what is trained; else -1 */
+    int64_t offset;      /* bytes into the parameter arena: the copy that layers work with */
+    int64_t grad_offset; /* bytes into the gradient arena; -1: not trained by any plan so far */
+    /* bytes into the arena of fp32 master weights, where the copy is narrower than what is trained; else -1 */
+    int64_t master_offset;
     int64_t optim_offset; /* bytes into the optimizer arena: first moment, then second */
-    /* FP8 codes and inverse scales of the matrix, then of its transpose, and scratch to make them: bytes into the arena of codes,
-     * -1: not there. */
+    /* FP8 codes and inverse scales of the matrix, then of its transpose, and scratch to make them: bytes into the arena
+     * of codes, -1: not there. */
     int64_t code_offset[4], code_work;
 };
 struct param_table {
@@ -26,7 +27,8 @@ void param_table_release(struct param_table *t);
 int param_find(const struct param_table *t, const char *key); /* -1 if absent */
 /* Adds a copy, or finds the row of that key; a second declaration must have the same shape. */
 int param_add(struct param_table *t, const struct param *p, int *index, bool *is_new, struct err *e);
-/* Declaring how tensor parallelism divides a parameter: not at all; one dimension as a whole; or the next section of one. */
+/* Declaring how tensor parallelism divides a parameter: not at all; one dimension as a whole; or the next section of
+ * one. */
 void param_replicate(struct param *p, enum split_grad grad);
 void param_split(struct param *p, int dim, enum split_unit unit, int64_t units);
 void param_split_section(struct param *p, int dim, int64_t size, enum split_unit unit, int64_t units);

@@ -9,11 +9,11 @@ static const struct {
     const char *name;
     size_t bytes;
 } dtypes[DT_COUNT] = {
-    [DT_NONE] = {"NONE", 0},   [DT_F64] = {"F64", 8},        [DT_F32] = {"F32", 4},
-    [DT_F16] = {"F16", 2},     [DT_BF16] = {"BF16", 2},      [DT_I64] = {"I64", 8},
-    [DT_I32] = {"I32", 4},     [DT_I16] = {"I16", 2},        [DT_I8] = {"I8", 1},
-    [DT_U64] = {"U64", 8},     [DT_U32] = {"U32", 4},        [DT_U16] = {"U16", 2},
-    [DT_U8] = {"U8", 1},       [DT_BOOL] = {"BOOL", 1},      [DT_F8_E4M3] = {"F8_E4M3", 1},
+    [DT_NONE] = {"NONE", 0},       [DT_F64] = {"F64", 8},         [DT_F32] = {"F32", 4},
+    [DT_F16] = {"F16", 2},         [DT_BF16] = {"BF16", 2},       [DT_I64] = {"I64", 8},
+    [DT_I32] = {"I32", 4},         [DT_I16] = {"I16", 2},         [DT_I8] = {"I8", 1},
+    [DT_U64] = {"U64", 8},         [DT_U32] = {"U32", 4},         [DT_U16] = {"U16", 2},
+    [DT_U8] = {"U8", 1},           [DT_BOOL] = {"BOOL", 1},       [DT_F8_E4M3] = {"F8_E4M3", 1},
     [DT_F8_E5M2] = {"F8_E5M2", 1}, [DT_F8_E8M0] = {"F8_E8M0", 1},
 };
 
@@ -47,10 +47,7 @@ static struct tensor shaped(void *data, enum dtype dtype, int rank, const int64_
     return t;
 }
 
-struct tensor tensor_1d(void *data, enum dtype dtype, int64_t n)
-{
-    return shaped(data, dtype, 1, &n);
-}
+struct tensor tensor_1d(void *data, enum dtype dtype, int64_t n) { return shaped(data, dtype, 1, &n); }
 
 struct tensor tensor_2d(void *data, enum dtype dtype, int64_t rows, int64_t cols)
 {
@@ -75,10 +72,7 @@ int64_t tensor_elems(const struct tensor *t)
     return n;
 }
 
-int64_t tensor_bytes(const struct tensor *t)
-{
-    return tensor_elems(t) * (int64_t)dtype_bytes(t->dtype);
-}
+int64_t tensor_bytes(const struct tensor *t) { return tensor_elems(t) * (int64_t)dtype_bytes(t->dtype); }
 
 bool tensor_is_dense(const struct tensor *t)
 {
@@ -354,6 +348,6 @@ int64_t param_row_from_disk(const struct param *p, int64_t r)
         per_group += p->rows.rows[s];
     int64_t all = per_group * p->rows.groups, matrix = r / all;
     r %= all;
-    return matrix * all + (p->rows.grouped_in_memory ? grouped_row(&p->rows, r, per_group)
-                                                     : section_row(&p->rows, r, per_group));
+    return matrix * all +
+           (p->rows.grouped_in_memory ? grouped_row(&p->rows, r, per_group) : section_row(&p->rows, r, per_group));
 }

@@ -26,8 +26,8 @@ enum dtype {
     DT_COUNT,
 };
 size_t dtype_bytes(enum dtype t);
-const char *dtype_name(enum dtype t);               /* safetensors spelling: "F32", "BF16" */
-enum dtype dtype_from_name(const char *name);       /* DT_NONE if unknown */
+const char *dtype_name(enum dtype t);         /* safetensors spelling: "F32", "BF16" */
+enum dtype dtype_from_name(const char *name); /* DT_NONE if unknown */
 /* The type of statistics, coefficients and gradients of parameters beside activations of type real. */
 static inline enum dtype wide_of(enum dtype real) { return real == DT_BF16 || real == DT_F16 ? DT_F32 : real; }
 
@@ -74,17 +74,17 @@ uint16_t f32_to_bf16(float f); /* round to nearest even; NaN stays NaN */
 float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f);
 
-/* ---- The parameter table's row ------------------------------------------------------------ */
+/* ---- The parameter table's row --------------------------------------------------------------- */
 
 enum init_kind {
     INIT_ZERO,
     INIT_ONE,
-    INIT_NORMAL,     /* N(0, a^2) */
-    INIT_UNIFORM,    /* U(a, b) */
-    INIT_CONST,      /* a */
+    INIT_NORMAL,      /* N(0, a^2) */
+    INIT_UNIFORM,     /* U(a, b) */
+    INIT_CONST,       /* a */
     INIT_LOG_UNIFORM, /* ln U(a, b): Mamba-2 and GDN A_log */
-    INIT_DT_BIAS,    /* inverse softplus of exp(U(ln a, ln b)): Mamba-2 dt_bias */
-    INIT_HASH,       /* (row + column) mod n_values: where hash routing starts */
+    INIT_DT_BIAS,     /* inverse softplus of exp(U(ln a, ln b)): Mamba-2 dt_bias */
+    INIT_HASH,        /* (row + column) mod n_values: where hash routing starts */
 };
 
 /* In memory a fused projection is [section 0 | section 1 | ...], each section holding all groups.
@@ -101,8 +101,8 @@ struct row_layout {
     int64_t matrices;
 };
 
-/* How tensor parallelism divides a parameter over its ranks, declared by the layer beside the shape. A dimension that is
- * split consists of sections, one after the other in memory, each of whole units; every rank takes its share of each
+/* How tensor parallelism divides a parameter over its ranks, declared by the layer beside the shape. A dimension that
+ * is split consists of sections, one after the other in memory, each of whole units; every rank takes its share of each
  * section, in the order of ranks. Experts are divided by expert parallelism in the same way. */
 enum split_how {
     SPLIT_UNKNOWN, /* not declared: the parameter cannot be part of a model under tensor parallelism */
@@ -110,8 +110,8 @@ enum split_how {
     SPLIT_DIM,     /* dimension `dim` is divided */
 };
 enum split_unit { UNIT_HEADS, UNIT_GROUPS, UNIT_FFN, UNIT_VOCAB, UNIT_EXPERTS };
-/* What the gradient that one rank computes lacks. A part is summed over the ranks; a gradient that every rank computes in
- * full must not be. */
+/* What the gradient that one rank computes lacks. A part is summed over the ranks; a gradient that every rank computes
+ * in full must not be. */
 enum split_grad {
     GRAD_COMPLETE,
     GRAD_OVER_TOKENS, /* a rank sees its share of the tokens */
@@ -138,23 +138,23 @@ struct param {
     } shard;
     enum init_kind init;
     double init_a, init_b;
-    bool decay;  /* weight decay applies */
-    bool buffer; /* state that is saved with the model but not trained: no gradient, no moments */
-    bool frozen; /* keeps its value: no gradient, no moments, no master weights */
-    int group;   /* [group.NAME] it belongs to: 1 + index in the config; 0: none */
-    bool expert; /* belongs to one expert of a mixture (its own data-parallel group) */
-    bool wide;   /* kept in the wide type even where activations are narrower */
-    bool codes;  /* products take FP8 codes of it, made after every change; it is wide then */
+    bool decay;       /* weight decay applies */
+    bool buffer;      /* state that is saved with the model but not trained: no gradient, no moments */
+    bool frozen;      /* keeps its value: no gradient, no moments, no master weights */
+    int group;        /* [group.NAME] it belongs to: 1 + index in the config; 0: none */
+    bool expert;      /* belongs to one expert of a mixture (its own data-parallel group) */
+    bool wide;        /* kept in the wide type even where activations are narrower */
+    bool codes;       /* products take FP8 codes of it, made after every change; it is wide then */
     bool shared_ends; /* first and last pipeline stage hold a copy each, and their gradients are summed */
-    /* LoRA: the adapter of rows [first, first + rows) of parameter of - 1, as they lie in memory. Its two matrices follow each
-     * other in the table: down [rank, in], then up [rows, rank]. of 0: no adapter. */
+    /* LoRA: the adapter of rows [first, first + rows) of parameter of - 1, as they lie in memory. Its two matrices
+     * follow each other in the table: down [rank, in], then up [rows, rank]. of 0: no adapter. */
     struct {
         int of;
         bool up;
         int64_t first;
     } lora;
     int64_t n_values; /* 0: reals. Else a table of I32 values 0 .. n_values - 1, which is a buffer */
-    int layer;   /* physical layer, 0-based; -1: embedding, head, final norm */
+    int layer;        /* physical layer, 0-based; -1: embedding, head, final norm */
     struct row_layout rows;
     struct param_split split;
 };

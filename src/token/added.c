@@ -20,8 +20,8 @@ static int trie_child(struct trie *t, int32_t parent, uint8_t byte, int32_t *out
     return ST_OK;
 }
 
-static int trie_add(struct trie *t, const struct added_token *tokens, const uint8_t *text, size_t n,
-                    int which, struct err *e)
+static int trie_add(struct trie *t, const struct added_token *tokens, const uint8_t *text, size_t n, int which,
+                    struct err *e)
 {
     int32_t node = -1;
     for (size_t i = 0; i < n; i++)
@@ -29,8 +29,8 @@ static int trie_add(struct trie *t, const struct added_token *tokens, const uint
     if (n > 0) {
         int old = t->nodes[node].token;
         if (old >= 0 && tokens[old].id != tokens[which].id)
-            return err_set(e, ST_CORRUPT, "added token '%.60s' occurs twice, as %d and %d",
-                           tokens[which].text, tokens[old].id, tokens[which].id);
+            return err_set(e, ST_CORRUPT, "added token '%.60s' occurs twice, as %d and %d", tokens[which].text,
+                           tokens[old].id, tokens[which].id);
         t->nodes[node].token = which;
         t->only_byte = t->empty || t->only_byte == text[0] ? text[0] : -1;
         t->empty = false;
@@ -38,8 +38,8 @@ static int trie_add(struct trie *t, const struct added_token *tokens, const uint
     return ST_OK;
 }
 
-int trie_make(struct trie *t, const struct added_token *tokens, int n, bool normalized,
-              const struct norm *norm, struct err *e)
+int trie_make(struct trie *t, const struct added_token *tokens, int n, bool normalized, const struct norm *norm,
+              struct err *e)
 {
     struct buf text, scratch;
     *t = (struct trie){.only_byte = -1, .empty = true};
@@ -71,8 +71,8 @@ void trie_release(struct trie *t)
 }
 
 /* The longest token at p that is asked for; -1: none. */
-static int longest_at(const struct trie *t, const struct added_token *tokens, const uint8_t *p,
-                      const uint8_t *end, bool special, size_t *len)
+static int longest_at(const struct trie *t, const struct added_token *tokens, const uint8_t *p, const uint8_t *end,
+                      bool special, size_t *len)
 {
     int found = -1;
     int32_t node = t->first[*p];
@@ -105,9 +105,8 @@ static bool word_at(const uint8_t *classes, const uint8_t *p)
     return (classes[utf8_at(p, &n)] & (CH_LETTER | CH_NUMBER | CH_MARK)) || *p == '_';
 }
 
-bool trie_find(const struct trie *t, const struct added_token *tokens, const uint8_t *classes,
-               const uint8_t *text, const uint8_t *p, const uint8_t *end, bool special,
-               const uint8_t **from, const uint8_t **to, int *which)
+bool trie_find(const struct trie *t, const struct added_token *tokens, const uint8_t *classes, const uint8_t *text,
+               const uint8_t *p, const uint8_t *end, bool special, const uint8_t **from, const uint8_t **to, int *which)
 {
     const uint8_t *floor = p; /* white space before it belongs to an earlier token */
     while (!t->empty && p < end) {
@@ -127,8 +126,8 @@ bool trie_find(const struct trie *t, const struct added_token *tokens, const uin
         }
         const struct added_token *a = &tokens[found];
         const uint8_t *stop = p + len;
-        if (a->single_word && ((p > text && word_at(classes, back_one(text, p))) ||
-                               (stop < end && word_at(classes, stop)))) {
+        if (a->single_word &&
+            ((p > text && word_at(classes, back_one(text, p))) || (stop < end && word_at(classes, stop)))) {
             p = stop;
             continue;
         }

@@ -31,8 +31,7 @@ static int work_reserve(struct bpe_work *w, size_t n, struct err *e)
     if (n <= w->cap)
         return ST_OK;
     if (n > INT32_MAX / 4)
-        return err_set(e, ST_UNSUPPORTED, "a piece of %zu bytes that no rule of the tokenizer cuts",
-                       n);
+        return err_set(e, ST_UNSUPPORTED, "a piece of %zu bytes that no rule of the tokenizer cuts", n);
     size_t cap = n + n / 2 + 256;
     w->cap = 0;
     TRY(regrow((void **)&w->id, cap, sizeof *w->id, e));
@@ -49,14 +48,12 @@ static int heap_reserve(struct bpe_work *w, struct err *e)
     w->cap_heap = 0;
     TRY(regrow((void **)&w->next, w->cap, sizeof *w->next, e));
     TRY(regrow((void **)&w->prev, w->cap, sizeof *w->prev, e));
-    TRY(regrow((void **)&w->heap, w->cap * 3, sizeof *w->heap,
-               e)); /* n - 1 at first, two more per merge */
+    TRY(regrow((void **)&w->heap, w->cap * 3, sizeof *w->heap, e)); /* n - 1 at first, two more per merge */
     w->cap_heap = w->cap;
     return ST_OK;
 }
 
-static inline void find_pair(const struct token_model *m, struct bpe_work *w, size_t i,
-                             size_t right)
+static inline void find_pair(const struct token_model *m, struct bpe_work *w, size_t i, size_t right)
 {
     const struct pair_slot *s = vocab_pair(&m->vocab, w->id[i], w->id[right]);
     w->rank[i] = s != NULL ? s->rank : RANK_NONE;
@@ -171,15 +168,14 @@ static int no_token(const uint8_t *p, size_t n, struct err *e)
     char hex[16] = "";
     for (size_t i = 0; i < n && i < 4; i++)
         snprintf(hex + 3 * i, sizeof hex - 3 * i, " %02X", p[i]);
-    err_set(e, ST_INVALID, "the vocabulary has no token for the bytes%s, and no unknown token",
-            hex);
+    err_set(e, ST_INVALID, "the vocabulary has no token for the bytes%s, and no unknown token", hex);
     return err_hint(e, "the tokenizer was trained without the full byte alphabet");
 }
 
 /* Symbols of a vocabulary of characters: a character, or its bytes as <0xHH>, or the unknown token.
  */
-static int char_symbols(const struct token_model *m, struct bpe_work *w, const uint8_t *p,
-                        size_t len, size_t *n, struct err *e)
+static int char_symbols(const struct token_model *m, struct bpe_work *w, const uint8_t *p, size_t len, size_t *n,
+                        struct err *e)
 {
     const uint8_t *end = p + len;
     bool after_unk = false;
@@ -206,8 +202,7 @@ static int char_symbols(const struct token_model *m, struct bpe_work *w, const u
     return ST_OK;
 }
 
-int bpe_piece(const struct token_model *m, struct bpe_work *w, const uint8_t *p, size_t len,
-              size_t *n, struct err *e)
+int bpe_piece(const struct token_model *m, struct bpe_work *w, const uint8_t *p, size_t len, size_t *n, struct err *e)
 {
     *n = 0;
     TRY(work_reserve(w, len, e));

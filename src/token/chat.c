@@ -8,7 +8,7 @@
 
 enum { TEMPLATE_MAX = 1 << 20, CONFIG_MAX = 64 << 20 };
 
-/* ---- Reading -------------------------------------------------------------------------------- */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 
@@ -164,7 +164,7 @@ void chat_template_close(struct chat_template *t)
     *t = (struct chat_template){.stop_id = -1};
 }
 
-/* ---- Finding -------------------------------------------------------------------------------- */
+/* ---- Finding --------------------------------------------------------------------------------- */
 
 /* A file beside the tokenizer; *text NULL: there is none. */
 static int read_beside(const struct tokenizer *tok, const char *name, char **text, size_t *n, struct err *e)

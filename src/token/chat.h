@@ -8,7 +8,7 @@
 
 #include "token/token.h"
 
-/* ---- Templates ------------------------------------------------------------------------------ */
+/* ---- Templates ------------------------------------------------------------------------------- */
 
 struct chat_template {
     char name[64];  /* of the template that is used: what "auto" found, the path of a file */
@@ -35,7 +35,7 @@ bool chat_template_known(const char *name);
 const char *chat_template_recognise(const char *jinja, const char **like);
 const char *chat_hash_text(const struct chat_template *t, char out[17]);
 
-/* ---- Messages ------------------------------------------------------------------------------- */
+/* ---- Messages -------------------------------------------------------------------------------- */
 
 enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES };
 const char *chat_role_name(enum chat_role r);
@@ -60,7 +60,7 @@ void chat_list_release(struct chat_list *l);
 struct json_t;
 bool chat_list_read(struct chat_list *l, const struct json_t *root, const char *field, char *why, size_t size);
 
-/* ---- Text and ids --------------------------------------------------------------------------- */
+/* ---- Text and ids ---------------------------------------------------------------------------- */
 
 /* A conversation in writing. Messages are added in order; encode turns what was added since into ids. */
 struct chat_piece {

@@ -26,7 +26,7 @@ void chat_text_clear(struct chat_text *c)
     c->later = c->continues = false;
 }
 
-/* ---- Pieces --------------------------------------------------------------------------------- */
+/* ---- Pieces ---------------------------------------------------------------------------------- */
 
 static int add_piece(struct chat_text *c, const char *text, size_t n, bool literal, bool loss, struct err *e)
 {
@@ -97,7 +97,7 @@ static int add_turn(struct chat_text *c, const struct chat_template *t, const ch
     return add_ending(c, t, content + strlen("{content}"), loss, e);
 }
 
-/* ---- Messages ------------------------------------------------------------------------------- */
+/* ---- Messages -------------------------------------------------------------------------------- */
 
 static int begin(struct chat_text *c, const struct chat_template *t, bool has_system, struct err *e)
 {
@@ -178,7 +178,7 @@ int chat_text_replied(struct chat_text *c, const struct chat_template *t, bool s
     return add_piece(c, ending, strlen(ending), true, false, e);
 }
 
-/* ---- Ids ------------------------------------------------------------------------------------ */
+/* ---- Ids ------------------------------------------------------------------------------------- */
 
 struct encoding {
     struct chat_text *c;

@@ -37,12 +37,11 @@ static uint8_t class_of(utf8proc_int32_t c)
 int classes_make(uint8_t **out, struct err *e)
 {
     /* White_Space, which is not a general category. */
-    static const uint32_t spaces[][2] = {
-        {0x09, 0x0D},     {0x20, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680},
-        {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000}};
+    static const uint32_t spaces[][2] = {{0x09, 0x0D},     {0x20, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},
+                                         {0x1680, 0x1680}, {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F},
+                                         {0x205F, 0x205F}, {0x3000, 0x3000}};
     TRY(mem_array((void **)out, N_CODE_POINTS, 1, e));
-    for (int32_t c = 0; c < 0x40000;
-         c++) /* planes 4 to 13 and the private ones have no letters, numbers or signs */
+    for (int32_t c = 0; c < 0x40000; c++) /* planes 4 to 13 and the private ones have no letters, numbers or signs */
         (*out)[c] = class_of(c);
     for (int32_t c = 0xE0000; c < 0xE1000; c++)
         (*out)[c] = class_of(c);

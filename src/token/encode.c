@@ -5,15 +5,7 @@
 
 #include <stdlib.h>
 
-enum {
-    HOT_BITS = 14,
-    HOT_KEY = 15,
-    HOT_IDS = 3,
-    CACHE_BITS = 17,
-    CACHE_KEY = 26,
-    CACHE_IDS = 8,
-    PIECE_SLACK = 64
-};
+enum { HOT_BITS = 14, HOT_KEY = 15, HOT_IDS = 3, CACHE_BITS = 17, CACHE_KEY = 26, CACHE_IDS = 8, PIECE_SLACK = 64 };
 
 /* A short piece and its ids, in a table that fits into a core's own cache: it answers nine of ten
  * pieces of English. The key is the bytes, filled up with zeros, and their number in the last one.
@@ -113,11 +105,10 @@ static int put(struct token_ids *o, const int32_t *ids, size_t n, struct err *e)
     return ST_OK;
 }
 
-/* ---- One piece
- * --------------------------------------------------------------------------------------- */
+/* ---- One piece ------------------------------------------------------------------------------- */
 
-static int merge_piece(struct token_encoder *c, const uint8_t *p, size_t len, uint64_t hash,
-                       struct cache_entry *slot, struct err *e)
+static int merge_piece(struct token_encoder *c, const uint8_t *p, size_t len, uint64_t hash, struct cache_entry *slot,
+                       struct err *e)
 {
     size_t n;
     TRY(bpe_piece(c->m, &c->work, p, len, &n, e));
@@ -154,8 +145,7 @@ static int look_up_piece(struct token_encoder *c, const uint8_t *p, size_t len, 
 }
 
 /* `end` is where readable bytes end: a short piece is read in two words if they are there. */
-static inline int encode_piece(struct token_encoder *c, const uint8_t *p, size_t len,
-                               const uint8_t *end, struct err *e)
+static inline int encode_piece(struct token_encoder *c, const uint8_t *p, size_t len, const uint8_t *end, struct err *e)
 {
     if (len > HOT_KEY || end - p < 16)
         return look_up_piece(c, p, len, e);
@@ -186,16 +176,14 @@ static inline int encode_piece(struct token_encoder *c, const uint8_t *p, size_t
 
 /* A piece that leaves the stages. Vocabularies of characters have no splitter: they are cut before
  * U+2581, over which no token reaches. */
-static int encode_pieces(struct token_encoder *c, const uint8_t *p, const uint8_t *end,
-                         struct err *e)
+static int encode_pieces(struct token_encoder *c, const uint8_t *p, const uint8_t *end, struct err *e)
 {
     static const uint8_t mark[3] = {0xE2, 0x96, 0x81};
     if (!c->m->cut_spaces)
         return encode_piece(c, p, (size_t)(end - p), end, e);
     while (p < end) {
         const uint8_t *q = p;
-        while (end - q >= 3 &&
-               memcmp(q, mark, 3) == 0) /* marks may belong together: stay with the first */
+        while (end - q >= 3 && memcmp(q, mark, 3) == 0) /* marks may belong together: stay with the first */
             q += 3;
         const uint8_t *next = q < end ? memmem(q, (size_t)(end - q), mark, 3) : NULL;
         next = next != NULL ? next : end;
@@ -205,15 +193,13 @@ static int encode_pieces(struct token_encoder *c, const uint8_t *p, const uint8_
     return ST_OK;
 }
 
-/* ---- Stages: each cuts the pieces of the one before
- * ------------------------------------------------------ */
+/* ---- Stages: each cuts the pieces of the one before ------------------------------------------ */
 
-static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end,
-                     struct err *e);
+static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end, struct err *e);
 
 /* The next match of a stage in [p, end); *from == end: none. */
-static int next_match(struct token_encoder *c, int i, const uint8_t *text, const uint8_t *p,
-                      const uint8_t *end, const uint8_t **from, const uint8_t **to, struct err *e)
+static int next_match(struct token_encoder *c, int i, const uint8_t *text, const uint8_t *p, const uint8_t *end,
+                      const uint8_t **from, const uint8_t **to, struct err *e)
 {
     const struct stage *s = &c->m->stage[i];
     if (s->kind == STAGE_SPLIT) {
@@ -226,8 +212,7 @@ static int next_match(struct token_encoder *c, int i, const uint8_t *text, const
         *to = p + n;
     } else if (s->kind == STAGE_REGEX) {
         size_t a, b;
-        TRY(regex_find(s->regex, c->match[i], text, (size_t)(end - text), (size_t)(p - text), &a,
-                       &b, e));
+        TRY(regex_find(s->regex, c->match[i], text, (size_t)(end - text), (size_t)(p - text), &a, &b, e));
         *from = text + a;
         *to = text + b;
     } else {
@@ -240,8 +225,7 @@ static int next_match(struct token_encoder *c, int i, const uint8_t *text, const
 
 /* Matches and gaps in order, joined as the behaviour says. `held` is where a piece that may still
  * grow begins. */
-static int split_joining(struct token_encoder *c, int i, const uint8_t *text, const uint8_t *end,
-                         struct err *e)
+static int split_joining(struct token_encoder *c, int i, const uint8_t *text, const uint8_t *end, struct err *e)
 {
     const struct stage *s = &c->m->stage[i];
     const bool previous = s->behavior == SPLIT_WITH_PREVIOUS;
@@ -268,8 +252,7 @@ static int split_joining(struct token_encoder *c, int i, const uint8_t *text, co
     return held < end ? run_stage(c, i + 1, held, end, e) : ST_OK;
 }
 
-static int split_plainly(struct token_encoder *c, int i, const uint8_t *text, const uint8_t *end,
-                         struct err *e)
+static int split_plainly(struct token_encoder *c, int i, const uint8_t *text, const uint8_t *end, struct err *e)
 {
     const struct stage *s = &c->m->stage[i];
     const bool removed = s->behavior == SPLIT_REMOVED;
@@ -283,8 +266,7 @@ static int split_plainly(struct token_encoder *c, int i, const uint8_t *text, co
     return ST_OK;
 }
 
-static int add_space(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end,
-                     struct err *e)
+static int add_space(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end, struct err *e)
 {
     bool continues = c->continues;
     c->continues = false;
@@ -299,19 +281,16 @@ static int add_space(struct token_encoder *c, int i, const uint8_t *p, const uin
 }
 
 /* Spaces become the replacement, and one is put in front where the scheme says so. */
-static int metaspace(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end,
-                     struct err *e)
+static int metaspace(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end, struct err *e)
 {
     const struct stage *s = &c->m->stage[i];
     struct buf *b = &c->stage_text[i];
-    bool starts =
-        *p == ' ' || ((size_t)(end - p) >= s->n_string && memcmp(p, s->string, s->n_string) == 0);
+    bool starts = *p == ' ' || ((size_t)(end - p) >= s->n_string && memcmp(p, s->string, s->n_string) == 0);
     buf_clear(b);
     if (!starts && !c->continues && (s->when == META_ALWAYS || (s->when == META_FIRST && c->first)))
         buf_add_n(b, s->string, s->n_string);
     while (p < end) {
-        const uint8_t *space = memchr(p, ' ', (size_t)(end - p)),
-                      *stop = space != NULL ? space : end;
+        const uint8_t *space = memchr(p, ' ', (size_t)(end - p)), *stop = space != NULL ? space : end;
         buf_add_n(b, p, (size_t)(stop - p));
         if (space != NULL)
             buf_add_n(b, s->string, s->n_string);
@@ -322,8 +301,7 @@ static int metaspace(struct token_encoder *c, int i, const uint8_t *p, const uin
     return run_stage(c, i + 1, (const uint8_t *)b->text, (const uint8_t *)b->text + b->len, e);
 }
 
-static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end,
-                     struct err *e)
+static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end, struct err *e)
 {
     if (i == c->m->n_stages)
         return encode_pieces(c, p, end, e);
@@ -334,8 +312,7 @@ static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uin
         return metaspace(c, i, p, end, e);
     if (s->behavior == SPLIT_WITH_PREVIOUS || s->behavior == SPLIT_WITH_NEXT)
         return split_joining(c, i, p, end, e);
-    if (s->kind == STAGE_SPLIT && s->behavior == SPLIT_ISOLATED && i + 1 == c->m->n_stages &&
-        c->m->byte_level) {
+    if (s->kind == STAGE_SPLIT && s->behavior == SPLIT_ISOLATED && i + 1 == c->m->n_stages && c->m->byte_level) {
         split_fn *match = s->known->match; /* the common case without the detour */
         while (p < end) {
             const uint8_t *from = p;
@@ -353,11 +330,9 @@ static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uin
     return split_plainly(c, i, p, end, e);
 }
 
-/* ---- The whole text
- * ---------------------------------------------------------------------------------- */
+/* ---- The whole text -------------------------------------------------------------------------- */
 
-static int encode_segment(struct token_encoder *c, const uint8_t *p, const uint8_t *end,
-                          struct err *e)
+static int encode_segment(struct token_encoder *c, const uint8_t *p, const uint8_t *end, struct err *e)
 {
     if (p < end)
         TRY(run_stage(c, 0, p, end, e));
@@ -366,10 +341,9 @@ static int encode_segment(struct token_encoder *c, const uint8_t *p, const uint8
 }
 
 /* Added tokens of one trie are cut out of [p, end); what lies between goes to `next`. */
-static int cut_added(struct token_encoder *c, const struct trie *t, const uint8_t *p,
-                     const uint8_t *end, bool special,
-                     int (*next)(struct token_encoder *c, const uint8_t *p, const uint8_t *end,
-                                 bool special, struct err *e),
+static int cut_added(struct token_encoder *c, const struct trie *t, const uint8_t *p, const uint8_t *end, bool special,
+                     int (*next)(struct token_encoder *c, const uint8_t *p, const uint8_t *end, bool special,
+                                 struct err *e),
                      struct err *e)
 {
     const uint8_t *text = p, *from, *to;
@@ -384,15 +358,13 @@ static int cut_added(struct token_encoder *c, const struct trie *t, const uint8_
     return p < end ? next(c, p, end, special, e) : ST_OK;
 }
 
-static int encode_between(struct token_encoder *c, const uint8_t *p, const uint8_t *end,
-                          bool special, struct err *e)
+static int encode_between(struct token_encoder *c, const uint8_t *p, const uint8_t *end, bool special, struct err *e)
 {
     (void)special;
     return encode_segment(c, p, end, e);
 }
 
-static int encode_normal(struct token_encoder *c, const uint8_t *p, const uint8_t *end,
-                         bool special, struct err *e)
+static int encode_normal(struct token_encoder *c, const uint8_t *p, const uint8_t *end, bool special, struct err *e)
 {
     bool same = true;
     if (c->m->norm.n > 0)
@@ -415,8 +387,7 @@ static int encode_bad_byte(struct token_encoder *c, uint8_t byte, struct err *e)
     return put(c->out, &id, 1, e);
 }
 
-static int encode_text(struct token_encoder *c, const uint8_t *p, const uint8_t *end, bool special,
-                       struct err *e)
+static int encode_text(struct token_encoder *c, const uint8_t *p, const uint8_t *end, bool special, struct err *e)
 {
     while (p < end) {
         const uint8_t *bad = utf8_check(p, end);
@@ -429,8 +400,8 @@ static int encode_text(struct token_encoder *c, const uint8_t *p, const uint8_t 
     return ST_OK;
 }
 
-int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned flags,
-                 struct token_ids *out, struct err *e)
+int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned flags, struct token_ids *out,
+                 struct err *e)
 {
     const uint8_t *p = text;
     const struct token_model *m = c->m;
@@ -450,8 +421,8 @@ int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned f
     return flags & TOKEN_TEMPLATE ? put(out, m->suffix, (size_t)m->n_suffix, e) : ST_OK;
 }
 
-int tokenizer_encode(const struct tokenizer *t, const void *text, size_t n, unsigned flags,
-                     struct token_ids *out, struct err *e)
+int tokenizer_encode(const struct tokenizer *t, const void *text, size_t n, unsigned flags, struct token_ids *out,
+                     struct err *e)
 {
     struct token_encoder *c;
     size_t before = out->n;
@@ -476,8 +447,7 @@ int32_t tokenizer_next_special(const struct tokenizer *t, const char *text, size
     return m->added[which].id;
 }
 
-/* ---- Cutting long texts
- * --------------------------------------------------------------------------------- */
+/* ---- Cutting long texts ---------------------------------------------------------------------- */
 
 /* Class of the character that ends before p. Bytes that are not UTF-8 are pieces of their own: like
  * a sign. */
@@ -517,8 +487,7 @@ static bool may_cut(const struct token_model *m)
         if (m->stage[i].kind != STAGE_SPLIT)
             return false;
     for (int i = 0; i < m->n_added; i++)
-        if (m->added[i].lstrip || m->added[i].rstrip ||
-            memchr(m->added[i].text, ' ', m->added[i].n) != NULL ||
+        if (m->added[i].lstrip || m->added[i].rstrip || memchr(m->added[i].text, ' ', m->added[i].n) != NULL ||
             memchr(m->added[i].text, '\n', m->added[i].n) != NULL)
             return false;
     return m->byte_level && m->n_stages > 0;

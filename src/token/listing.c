@@ -1,4 +1,5 @@
-/* A vocabulary written out for other programs: tokens in the byte alphabet of GPT-2, merges in the order of their ranks. */
+/* A vocabulary written out for other programs: tokens in the byte alphabet of GPT-2, merges in the order of their
+ * ranks. */
 #include "token/token_int.h"
 
 #include <stdlib.h>
@@ -44,7 +45,10 @@ static int list_tokens(const struct token_model *m, struct token_listing *out, s
             out->tokens[i] = arena_strndup(&out->memory, (const char *)v->bytes + s.off, s.len);
         else
             out->tokens[i] = in_alphabet(&out->memory, v->bytes + s.off, s.len);
-        out->types[i] = !(f & T_USED) ? TOKEN_UNUSED : f & T_SPECIAL ? TOKEN_CONTROL : named ? TOKEN_ADDED : TOKEN_ORDINARY;
+        out->types[i] = !(f & T_USED)   ? TOKEN_UNUSED
+                        : f & T_SPECIAL ? TOKEN_CONTROL
+                        : named         ? TOKEN_ADDED
+                                        : TOKEN_ORDINARY;
         if (out->tokens[i] == NULL)
             return no_memory(e);
     }

@@ -14,14 +14,13 @@ void norm_release(struct norm *n)
     n->n = 0;
 }
 
-static int map_part(const uint8_t *p, size_t n, utf8proc_option_t how, struct buf *out,
-                    struct err *e)
+static int map_part(const uint8_t *p, size_t n, utf8proc_option_t how, struct buf *out, struct err *e)
 {
     utf8proc_uint8_t *text = NULL;
     utf8proc_ssize_t got = utf8proc_map(p, (utf8proc_ssize_t)n, &text, how);
     if (got < 0)
-        return err_set(e, got == UTF8PROC_ERROR_NOMEM ? ST_NOMEM : ST_INTERNAL,
-                       "cannot normalise %zu bytes: %s", n, utf8proc_errmsg(got));
+        return err_set(e, got == UTF8PROC_ERROR_NOMEM ? ST_NOMEM : ST_INTERNAL, "cannot normalise %zu bytes: %s", n,
+                       utf8proc_errmsg(got));
     buf_add_n(out, text, (size_t)got);
     free(text);
     return ST_OK;
@@ -30,8 +29,8 @@ static int map_part(const uint8_t *p, size_t n, utf8proc_option_t how, struct bu
 /* Characters below the limit are their own normal form and never combine with what comes before
  * them, so the text is cut there: a part is one such character and all that follow it at or above
  * the limit. */
-static int normal_form(enum norm_kind kind, const uint8_t *p, const uint8_t *end, struct buf *out,
-                       bool *same, struct err *e)
+static int normal_form(enum norm_kind kind, const uint8_t *p, const uint8_t *end, struct buf *out, bool *same,
+                       struct err *e)
 {
     static const int options[] = {
         [NORM_NFC] = UTF8PROC_COMPOSE | UTF8PROC_STABLE,
@@ -61,13 +60,11 @@ static int normal_form(enum norm_kind kind, const uint8_t *p, const uint8_t *end
     return ST_OK;
 }
 
-static void replace_all(const struct norm_step *s, const uint8_t *p, const uint8_t *end,
-                        struct buf *out, bool *same)
+static void replace_all(const struct norm_step *s, const uint8_t *p, const uint8_t *end, struct buf *out, bool *same)
 {
     *same = true;
     while (p < end) {
-        const uint8_t *hit =
-            s->n_from > 0 ? memmem(p, (size_t)(end - p), s->from, s->n_from) : NULL;
+        const uint8_t *hit = s->n_from > 0 ? memmem(p, (size_t)(end - p), s->from, s->n_from) : NULL;
         if (hit == NULL && *same)
             return;
         const uint8_t *stop = hit != NULL ? hit : end;

@@ -35,24 +35,19 @@ static bool flag_of(const json_t *o, const char *key, bool missing)
     return json_is_boolean(v) ? json_is_true(v) : missing;
 }
 
-/* ---- Normaliser
- * ------------------------------------------------------------------------------------------ */
+/* ---- Normaliser ------------------------------------------------------------------------------ */
 
-static int norm_push(struct reader *r, enum norm_kind kind, const json_t *from, const json_t *to,
-                     struct err *e)
+static int norm_push(struct reader *r, enum norm_kind kind, const json_t *from, const json_t *to, struct err *e)
 {
     struct norm *n = &r->m->norm;
     if (n->n == NORM_MAX)
         return corrupt(r, e, "too many normalizers");
     struct norm_step *s = &n->step[n->n];
-    *s = (struct norm_step){
-        .kind = kind, .n_from = json_string_length(from), .n_to = json_string_length(to)};
+    *s = (struct norm_step){.kind = kind, .n_from = json_string_length(from), .n_to = json_string_length(to)};
     s->from = strdup(from != NULL ? json_string_value(from) : "");
     s->to = strdup(to != NULL ? json_string_value(to) : "");
     n->n++;
-    return s->from != NULL && s->to != NULL
-               ? ST_OK
-               : err_set(e, ST_NOMEM, "out of memory reading %s", r->path);
+    return s->from != NULL && s->to != NULL ? ST_OK : err_set(e, ST_NOMEM, "out of memory reading %s", r->path);
 }
 
 static int read_norm(struct reader *r, const json_t *o, int depth, struct err *e)
@@ -76,14 +71,12 @@ static int read_norm(struct reader *r, const json_t *o, int depth, struct err *e
     if (strcmp(type, "Prepend") == 0 && json_is_string(json_object_get(o, "prepend")))
         return norm_push(r, NORM_PREPEND, NULL, json_object_get(o, "prepend"), e);
     const json_t *from = json_object_get(json_object_get(o, "pattern"), "String");
-    if (strcmp(type, "Replace") == 0 && json_string_length(from) > 0 &&
-        json_is_string(json_object_get(o, "content")))
+    if (strcmp(type, "Replace") == 0 && json_string_length(from) > 0 && json_is_string(json_object_get(o, "content")))
         return norm_push(r, NORM_REPLACE, from, json_object_get(o, "content"), e);
     return unsupported(r, e, "a normalizer", type);
 }
 
-/* ---- Pre-tokenizer
- * -------------------------------------------------------------------------------------------- */
+/* ---- Pre-tokenizer --------------------------------------------------------------------------- */
 
 static int stage_push(struct reader *r, struct stage s, struct err *e)
 {
@@ -107,8 +100,7 @@ static int read_split(struct reader *r, const json_t *o, struct err *e)
         behavior++;
     if (behavior == countof(behaviors))
         return unsupported(r, e, "a Split with behavior", name);
-    const json_t *pattern = json_object_get(o, "pattern"),
-                 *string = json_object_get(pattern, "String");
+    const json_t *pattern = json_object_get(o, "pattern"), *string = json_object_get(pattern, "String");
     const char *regex = json_string_value(json_object_get(pattern, "Regex"));
     bool invert = flag_of(o, "invert", false);
     if (regex != NULL) {
@@ -128,8 +120,7 @@ static int read_split(struct reader *r, const json_t *o, struct err *e)
                       .invert = invert,
                       .string = strdup(json_string_value(string)),
                       .n_string = json_string_length(string)};
-    return s.string != NULL ? stage_push(r, s, e)
-                            : err_set(e, ST_NOMEM, "out of memory reading %s", r->path);
+    return s.string != NULL ? stage_push(r, s, e) : err_set(e, ST_NOMEM, "out of memory reading %s", r->path);
 }
 
 static int read_byte_level(struct reader *r, const json_t *o, struct err *e)
@@ -137,9 +128,7 @@ static int read_byte_level(struct reader *r, const json_t *o, struct err *e)
     r->m->byte_level = true;
     if (flag_of(o, "add_prefix_space", true))
         TRY(stage_push(r, (struct stage){.kind = STAGE_SPACE}, e));
-    return flag_of(o, "use_regex", true)
-               ? token_model_add_pattern(r->m, split_find_name("gpt2")->pattern, e)
-               : ST_OK;
+    return flag_of(o, "use_regex", true) ? token_model_add_pattern(r->m, split_find_name("gpt2")->pattern, e) : ST_OK;
 }
 
 static int read_metaspace(struct reader *r, const json_t *o, struct err *e)
@@ -148,8 +137,7 @@ static int read_metaspace(struct reader *r, const json_t *o, struct err *e)
     const char *scheme = text_of(o, "prepend_scheme");
     struct stage s = {.kind = STAGE_METASPACE, .when = META_ALWAYS};
     if (scheme[0] == '\0')
-        s.when = flag_of(o, "add_prefix_space", true) ? META_ALWAYS
-                                                      : META_NEVER; /* the older spelling */
+        s.when = flag_of(o, "add_prefix_space", true) ? META_ALWAYS : META_NEVER; /* the older spelling */
     else if (strcmp(scheme, "first") == 0)
         s.when = META_FIRST;
     else if (strcmp(scheme, "never") == 0)
@@ -164,12 +152,9 @@ static int read_metaspace(struct reader *r, const json_t *o, struct err *e)
     TRY(stage_push(r, s, e));
     if (!flag_of(o, "split", true))
         return ST_OK;
-    struct stage cut = {.kind = STAGE_STRING,
-                        .behavior = SPLIT_WITH_NEXT,
-                        .string = strdup(s.string),
-                        .n_string = s.n_string};
-    return cut.string != NULL ? stage_push(r, cut, e)
-                              : err_set(e, ST_NOMEM, "out of memory reading %s", r->path);
+    struct stage cut = {
+        .kind = STAGE_STRING, .behavior = SPLIT_WITH_NEXT, .string = strdup(s.string), .n_string = s.n_string};
+    return cut.string != NULL ? stage_push(r, cut, e) : err_set(e, ST_NOMEM, "out of memory reading %s", r->path);
 }
 
 static int read_pre(struct reader *r, const json_t *o, int depth, struct err *e)
@@ -192,14 +177,11 @@ static int read_pre(struct reader *r, const json_t *o, int depth, struct err *e)
     if (strcmp(type, "Metaspace") == 0)
         return read_metaspace(r, o, e);
     if (strcmp(type, "Digits") == 0) /* all digits of a number are one piece, or each is one */
-        return token_model_add_pattern(
-            r->m, flag_of(o, "individual_digits", false) ? "\\p{N}" : "\\p{N}+", e);
+        return token_model_add_pattern(r->m, flag_of(o, "individual_digits", false) ? "\\p{N}" : "\\p{N}+", e);
     return unsupported(r, e, "a pre-tokenizer", type);
 }
 
-/* ---- Model
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- Model ----------------------------------------------------------------------------------- */
 
 /* Byte-level keys are written in the byte alphabet. A key that is not (a special token) cannot come
  * out of BPE. */
@@ -215,16 +197,13 @@ static int read_vocab(struct reader *r, json_t *vocab, struct err *e)
         size_t n = strlen(key);
         int64_t got = -1;
         if (!json_is_integer(id) || n > TOKEN_MAX_BYTES) {
-            st = err_set(e, ST_CORRUPT,
-                         "the id of token '%.60s' is not a number, or the token is too long", key);
+            st = err_set(e, ST_CORRUPT, "the id of token '%.60s' is not a number, or the token is too long", key);
             break;
         }
         if (r->m->byte_level)
             got = alphabet_decode(key, n, bytes);
-        st = got >= 0
-                 ? vocab_add(&r->m->vocab, json_integer_value(id), bytes, (size_t)got, T_MODEL, e)
-                 : vocab_add(&r->m->vocab, json_integer_value(id), key, n,
-                             r->m->byte_level ? 0 : T_MODEL, e);
+        st = got >= 0 ? vocab_add(&r->m->vocab, json_integer_value(id), bytes, (size_t)got, T_MODEL, e)
+                      : vocab_add(&r->m->vocab, json_integer_value(id), key, n, r->m->byte_level ? 0 : T_MODEL, e);
     }
     free(bytes);
     return st;
@@ -251,8 +230,8 @@ static bool merge_halves(const json_t *m, const char *half[2], size_t n[2])
 }
 
 /* Ids of both halves and of their concatenation; false: one is not in the vocabulary. */
-static bool merge_ids(const struct token_model *m, const char *const half[2], const size_t n[2],
-                      uint8_t *text, int32_t id[3])
+static bool merge_ids(const struct token_model *m, const char *const half[2], const size_t n[2], uint8_t *text,
+                      int32_t id[3])
 {
     size_t at = 0;
     for (int k = 0; k < 2; k++) {
@@ -288,10 +267,8 @@ static int read_merges(struct reader *r, const json_t *merges, struct err *e)
         if (!merge_halves(json_array_get(merges, i), half, n))
             st = err_set(e, ST_CORRUPT, "%s: merge %zu is not two strings", r->path, i);
         else if (!merge_ids(r->m, half, n, text, id))
-            st = err_set(
-                e, ST_CORRUPT,
-                "%s: merge %zu ('%.40s' and '%.40s') is not made of tokens of the vocabulary",
-                r->path, i, half[0], half[1]);
+            st = err_set(e, ST_CORRUPT, "%s: merge %zu ('%.40s' and '%.40s') is not made of tokens of the vocabulary",
+                         r->path, i, half[0], half[1]);
         else
             vocab_add_pair(&r->m->vocab, id[0], id[1], (uint32_t)i, id[2]);
     }
@@ -305,11 +282,9 @@ static int read_model(struct reader *r, json_t *o, struct err *e)
     const char *type = text_of(o, "type");
     if (!json_is_object(o))
         return corrupt(r, e, "there is no model");
-    if (strcmp(type, "BPE") != 0 &&
-        !(type[0] == '\0' && json_is_array(json_object_get(o, "merges"))))
+    if (strcmp(type, "BPE") != 0 && !(type[0] == '\0' && json_is_array(json_object_get(o, "merges"))))
         return unsupported(r, e, "a model", type);
-    if (text_of(o, "continuing_subword_prefix")[0] != '\0' ||
-        text_of(o, "end_of_word_suffix")[0] != '\0')
+    if (text_of(o, "continuing_subword_prefix")[0] != '\0' || text_of(o, "end_of_word_suffix")[0] != '\0')
         return unsupported(r, e, "a model", "BPE with prefixes or suffixes of words");
     const json_t *dropout = json_object_get(o, "dropout");
     if (json_is_number(dropout) && json_number_value(dropout) > 0)
@@ -326,15 +301,12 @@ static int read_model(struct reader *r, json_t *o, struct err *e)
     const char *unk = text_of(o, "unk_token");
     const json_t *unk_id = unk[0] != '\0' ? json_object_get(vocab, unk) : NULL;
     if (unk[0] != '\0' && unk_id == NULL)
-        return err_set(e, ST_CORRUPT, "%s: unk_token '%.60s' is not in the vocabulary", r->path,
-                       unk);
-    m->unk =
-        unk_id != NULL ? (int32_t)json_integer_value(unk_id) : -1; /* vocab_add checked the range */
+        return err_set(e, ST_CORRUPT, "%s: unk_token '%.60s' is not in the vocabulary", r->path, unk);
+    m->unk = unk_id != NULL ? (int32_t)json_integer_value(unk_id) : -1; /* vocab_add checked the range */
     return ST_OK;
 }
 
-/* ---- Added tokens, template, decoder
- * ----------------------------------------------------------------------------- */
+/* ---- Added tokens, template, decoder --------------------------------------------------------- */
 
 static int read_added(struct reader *r, const json_t *list, struct err *e)
 {
@@ -343,10 +315,8 @@ static int read_added(struct reader *r, const json_t *list, struct err *e)
                      *text = json_object_get(o, "content");
         if (!json_is_integer(id) || !json_is_string(text) || json_integer_value(id) < 0 ||
             json_integer_value(id) >= TOKEN_MAX_ID)
-            return err_set(e, ST_CORRUPT, "%s: added token %zu has no valid id or no content",
-                           r->path, i);
-        struct added_token a = {.id = (int32_t)json_integer_value(id),
-                                .n = json_string_length(text)};
+            return err_set(e, ST_CORRUPT, "%s: added token %zu has no valid id or no content", r->path, i);
+        struct added_token a = {.id = (int32_t)json_integer_value(id), .n = json_string_length(text)};
         char *copy = strdup(json_string_value(text));
         if (copy == NULL)
             return err_set(e, ST_NOMEM, "out of memory reading %s", r->path);
@@ -386,23 +356,18 @@ static int read_template(struct reader *r, const json_t *o, int depth, struct er
             TRY(read_template(r, json_array_get(list, i), depth + 1, e));
         return ST_OK;
     }
-    if (o == NULL || json_is_null(o) || strcmp(type, "ByteLevel") == 0 ||
-        strcmp(type, "Sequence") == 0)
+    if (o == NULL || json_is_null(o) || strcmp(type, "ByteLevel") == 0 || strcmp(type, "Sequence") == 0)
         return ST_OK;
     if (strcmp(type, "TemplateProcessing") != 0)
         return unsupported(r, e, "a post_processor", type);
-    const json_t *single = json_object_get(o, "single"),
-                 *specials = json_object_get(o, "special_tokens");
+    const json_t *single = json_object_get(o, "single"), *specials = json_object_get(o, "special_tokens");
     bool before = true;
     for (size_t i = 0; i < json_array_size(single); i++) {
-        const json_t *part = json_array_get(single, i),
-                     *token = json_object_get(part, "SpecialToken");
+        const json_t *part = json_array_get(single, i), *token = json_object_get(part, "SpecialToken");
         if (token == NULL)
             before = false;
         else
-            TRY(template_put(
-                r, json_object_get(json_object_get(specials, text_of(token, "id")), "ids"), before,
-                e));
+            TRY(template_put(r, json_object_get(json_object_get(specials, text_of(token, "id")), "ids"), before, e));
     }
     return ST_OK;
 }
@@ -418,8 +383,7 @@ static void read_decoder(struct reader *r, const json_t *o, int depth)
     if (strcmp(type, "Strip") == 0 && json_integer_value(json_object_get(o, "start")) == 1)
         r->m->strip_first = true;
     if (strcmp(type, "Metaspace") == 0)
-        r->m->strip_first = strcmp(text_of(o, "prepend_scheme"), "never") != 0 &&
-                            flag_of(o, "add_prefix_space", true);
+        r->m->strip_first = strcmp(text_of(o, "prepend_scheme"), "never") != 0 && flag_of(o, "add_prefix_space", true);
 }
 
 int read_hf(struct token_model *m, const char *path, const char *text, size_t n, struct err *e)
@@ -429,15 +393,13 @@ int read_hf(struct token_model *m, const char *path, const char *text, size_t n,
     m->kind = "tokenizer.json";
     json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
     if (root == NULL)
-        return err_set(e, ST_CORRUPT, "%s: line %d, column %d: %s", path, why.line, why.column,
-                       why.text);
+        return err_set(e, ST_CORRUPT, "%s: line %d, column %d: %s", path, why.line, why.column, why.text);
     int st = ST_OK;
     if (!json_is_object(root))
         TRY_OUT(corrupt(&r, e, "not a JSON object"));
     const char *version = text_of(root, "version");
     if (strcmp(version, "1.0") != 0)
-        TRY_OUT(err_set(e, ST_UNSUPPORTED,
-                        "%s: version '%.20s' of tokenizer.json; 1.0 is supported", path, version));
+        TRY_OUT(err_set(e, ST_UNSUPPORTED, "%s: version '%.20s' of tokenizer.json; 1.0 is supported", path, version));
     TRY_OUT(read_norm(&r, json_object_get(root, "normalizer"), 0, e));
     TRY_OUT(read_pre(&r, json_object_get(root, "pre_tokenizer"), 0, e));
     TRY_OUT(read_model(&r, json_object_get(root, "model"), e));

@@ -53,8 +53,7 @@ static int add_specials(struct token_model *m, int32_t id, const char *names, st
     return ST_OK;
 }
 
-static int add_reserved(struct token_model *m, int32_t id, const struct known_ranks *k,
-                        struct err *e)
+static int add_reserved(struct token_model *m, int32_t id, const struct known_ranks *k, struct err *e)
 {
     char name[64];
     int next = 2; /* the first two stand among the named ones */
@@ -67,14 +66,12 @@ static int add_reserved(struct token_model *m, int32_t id, const struct known_ra
 }
 
 /* "base64 SPACE rank" */
-static int read_line(struct token_model *m, const char *line, size_t n, uint8_t *bytes,
-                     struct err *e)
+static int read_line(struct token_model *m, const char *line, size_t n, uint8_t *bytes, struct err *e)
 {
     const char *space = memchr(line, ' ', n);
     size_t n_text = space != NULL ? (size_t)(space - line) : 0;
     char number[24] = "";
-    int64_t rank,
-        len = n_text > 0 && n_text <= TOKEN_MAX_BYTES ? base64_decode(line, n_text, bytes) : -1;
+    int64_t rank, len = n_text > 0 && n_text <= TOKEN_MAX_BYTES ? base64_decode(line, n_text, bytes) : -1;
     if (len <= 0 || n - n_text - 1 >= sizeof number)
         return err_set(e, ST_CORRUPT, "not 'base64 rank': '%.*s'", (int)(n < 60 ? n : 60), line);
     memcpy(number, space + 1, n - n_text - 1);
@@ -83,8 +80,7 @@ static int read_line(struct token_model *m, const char *line, size_t n, uint8_t 
     return vocab_add(&m->vocab, rank, bytes, (size_t)len, T_MODEL, e);
 }
 
-static int read_lines(struct token_model *m, const char *path, const char *text, size_t n,
-                      struct err *e)
+static int read_lines(struct token_model *m, const char *path, const char *text, size_t n, struct err *e)
 {
     uint8_t *bytes;
     int64_t line_number = 0;
@@ -121,19 +117,17 @@ static int check_ranks(struct token_model *m, const char *path, int32_t first, s
 }
 
 /* Pattern and special tokens: as asked for, else those of the model with this number of tokens. */
-static int complete_ranks(struct token_model *m, const char *path, const char *pattern,
-                          const char *special, struct err *e)
+static int complete_ranks(struct token_model *m, const char *path, const char *pattern, const char *special,
+                          struct err *e)
 {
     const struct known_ranks *k = NULL;
     int32_t n = m->vocab.n;
     for (int i = 0; i < countof(known); i++)
         if (known[i].n == n)
             k = &known[i];
-    bool given = pattern != NULL && pattern[0] != '\0',
-         named = special != NULL && special[0] != '\0';
+    bool given = pattern != NULL && pattern[0] != '\0', named = special != NULL && special[0] != '\0';
     if (!given && k == NULL) {
-        err_set(e, ST_USAGE, "%s: a tiktoken file of %d tokens does not say how text is split",
-                path, n);
+        err_set(e, ST_USAGE, "%s: a tiktoken file of %d tokens does not say how text is split", path, n);
         return err_hint(e, "set data.token_pattern to the name of a pattern (gpt2, llama3, cl100k, "
                            "o200k, ...) or a regular "
                            "expression, and data.token_special to the special tokens");
@@ -155,8 +149,8 @@ static void rank_model(struct token_model *m, const char *kind)
     m->unk = -1;
 }
 
-int read_tiktoken(struct token_model *m, const char *path, const char *text, size_t n,
-                  const char *pattern, const char *special, struct err *e)
+int read_tiktoken(struct token_model *m, const char *path, const char *text, size_t n, const char *pattern,
+                  const char *special, struct err *e)
 {
     rank_model(m, "tiktoken");
     TRY(read_lines(m, path, text, n, e));
@@ -167,11 +161,9 @@ int read_tiktoken(struct token_model *m, const char *path, const char *text, siz
     return token_model_finish(m, e);
 }
 
-/* ---- tekken.json
- * ------------------------------------------------------------------------------------------ */
+/* ---- tekken.json ----------------------------------------------------------------------------- */
 
-static int tekken_specials(struct token_model *m, const char *path, const json_t *list, int64_t n,
-                           struct err *e)
+static int tekken_specials(struct token_model *m, const char *path, const json_t *list, int64_t n, struct err *e)
 {
     static const char *const names[] = {"<unk>",
                                         "<s>",
@@ -197,10 +189,8 @@ static int tekken_specials(struct token_model *m, const char *path, const json_t
         char text[32];
         const json_t *given = json_array_get(list, (size_t)id);
         const char *name = json_string_value(json_object_get(given, "token_str"));
-        if (given != NULL &&
-            (name == NULL || json_integer_value(json_object_get(given, "rank")) != id))
-            return err_set(e, ST_CORRUPT, "%s: special token %lld has another rank, or no text",
-                           path, (long long)id);
+        if (given != NULL && (name == NULL || json_integer_value(json_object_get(given, "rank")) != id))
+            return err_set(e, ST_CORRUPT, "%s: special token %lld has another rank, or no text", path, (long long)id);
         if (name == NULL && list == NULL && id < countof(names))
             name = names[id];
         snprintf(text, sizeof text, "<SPECIAL_%lld>", (long long)id);
@@ -210,23 +200,20 @@ static int tekken_specials(struct token_model *m, const char *path, const json_t
     return ST_OK;
 }
 
-static int tekken_vocab(struct token_model *m, const char *path, const json_t *list,
-                        int64_t special, int64_t n, struct err *e)
+static int tekken_vocab(struct token_model *m, const char *path, const json_t *list, int64_t special, int64_t n,
+                        struct err *e)
 {
     uint8_t *bytes;
     TRY(mem_array((void **)&bytes, TOKEN_MAX_BYTES + 4, 1, e));
     int st = ST_OK;
     for (int64_t i = 0; i < n && st == ST_OK; i++) {
-        const json_t *o = json_array_get(list, (size_t)i),
-                     *text = json_object_get(o, "token_bytes");
+        const json_t *o = json_array_get(list, (size_t)i), *text = json_object_get(o, "token_bytes");
         size_t n_text = json_string_length(text);
-        int64_t len = n_text > 0 && n_text <= TOKEN_MAX_BYTES
-                          ? base64_decode(json_string_value(text), n_text, bytes)
-                          : -1;
+        int64_t len =
+            n_text > 0 && n_text <= TOKEN_MAX_BYTES ? base64_decode(json_string_value(text), n_text, bytes) : -1;
         if (len <= 0 || json_integer_value(json_object_get(o, "rank")) != i)
-            st = err_set(e, ST_CORRUPT,
-                         "%s: entry %lld of the vocabulary is not its rank and bytes in base64",
-                         path, (long long)i);
+            st = err_set(e, ST_CORRUPT, "%s: entry %lld of the vocabulary is not its rank and bytes in base64", path,
+                         (long long)i);
         else
             st = vocab_add(&m->vocab, special + i, bytes, (size_t)len, T_MODEL, e);
     }
@@ -240,18 +227,16 @@ int read_tekken(struct token_model *m, const char *path, const char *text, size_
     rank_model(m, "tekken.json");
     json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
     if (root == NULL)
-        return err_set(e, ST_CORRUPT, "%s: line %d, column %d: %s", path, why.line, why.column,
-                       why.text);
+        return err_set(e, ST_CORRUPT, "%s: line %d, column %d: %s", path, why.line, why.column, why.text);
     const json_t *config = json_object_get(root, "config"), *vocab = json_object_get(root, "vocab");
     const json_t *pattern = json_object_get(config, "pattern");
     int64_t size = json_integer_value(json_object_get(config, "default_vocab_size"));
     int64_t special = json_integer_value(json_object_get(config, "default_num_special_tokens"));
     int st;
-    if (json_string_length(pattern) == 0 || special < 0 || special >= TOKEN_MAX_ID ||
-        size <= special || size > TOKEN_MAX_ID || (int64_t)json_array_size(vocab) < size - special)
-        TRY_OUT(err_set(e, ST_CORRUPT,
-                        "%s: config and vocab of tekken.json are missing or do not fit each other",
-                        path));
+    if (json_string_length(pattern) == 0 || special < 0 || special >= TOKEN_MAX_ID || size <= special ||
+        size > TOKEN_MAX_ID || (int64_t)json_array_size(vocab) < size - special)
+        TRY_OUT(
+            err_set(e, ST_CORRUPT, "%s: config and vocab of tekken.json are missing or do not fit each other", path));
     TRY_OUT(tekken_vocab(m, path, vocab, special, size - special, e));
     TRY_OUT(vocab_index(&m->vocab, e));
     TRY_OUT(check_ranks(m, path, (int32_t)special, e));
@@ -264,9 +249,7 @@ out:
     return st;
 }
 
-/* ---- GPT-2
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- GPT-2 ----------------------------------------------------------------------------------- */
 
 /* encoder.json is the vocabulary in the byte alphabet; a key outside of it is a special token. */
 static int gpt2_vocab(struct token_model *m, const char *path, json_t *root, struct err *e)
@@ -274,20 +257,16 @@ static int gpt2_vocab(struct token_model *m, const char *path, json_t *root, str
     uint8_t *bytes;
     TRY(mem_array((void **)&bytes, TOKEN_MAX_BYTES, 1, e));
     int st = ST_OK;
-    for (void *it = json_object_iter(root); it != NULL && st == ST_OK;
-         it = json_object_iter_next(root, it)) {
+    for (void *it = json_object_iter(root); it != NULL && st == ST_OK; it = json_object_iter_next(root, it)) {
         const char *key = json_object_iter_key(it);
         const json_t *id = json_object_iter_value(it);
         size_t n = strlen(key);
         bool special = strcmp(key, "<|endoftext|>") == 0;
-        int64_t len =
-            json_is_integer(id) && n <= TOKEN_MAX_BYTES ? alphabet_decode(key, n, bytes) : -1;
+        int64_t len = json_is_integer(id) && n <= TOKEN_MAX_BYTES ? alphabet_decode(key, n, bytes) : -1;
         if (len < 0)
-            st = err_set(e, ST_CORRUPT,
-                         "%s: '%.60s' is not a token in the byte alphabet with its id", path, key);
+            st = err_set(e, ST_CORRUPT, "%s: '%.60s' is not a token in the byte alphabet with its id", path, key);
         else
-            st = vocab_add(&m->vocab, json_integer_value(id), bytes, (size_t)len,
-                           special ? 0 : T_MODEL, e);
+            st = vocab_add(&m->vocab, json_integer_value(id), bytes, (size_t)len, special ? 0 : T_MODEL, e);
         if (st == ST_OK && special)
             st = add_special(m, (int32_t)json_integer_value(id), key, n, e);
     }
@@ -295,8 +274,7 @@ static int gpt2_vocab(struct token_model *m, const char *path, json_t *root, str
     return st;
 }
 
-static int gpt2_merge(struct token_model *m, const char *line, size_t n, uint32_t rank,
-                      uint8_t *bytes, struct err *e)
+static int gpt2_merge(struct token_model *m, const char *line, size_t n, uint32_t rank, uint8_t *bytes, struct err *e)
 {
     const char *space = memchr(line, ' ', n);
     if (space == NULL || n > TOKEN_MAX_BYTES)
@@ -307,20 +285,17 @@ static int gpt2_merge(struct token_model *m, const char *line, size_t n, uint32_
     int32_t id[3] = {-1, -1, -1};
     if (left > 0 && right > 0) {
         id[0] = vocab_find(&m->vocab, bytes, (size_t)left, piece_hash(bytes, (size_t)left));
-        id[1] = vocab_find(&m->vocab, bytes + left, (size_t)right,
-                           piece_hash(bytes + left, (size_t)right));
-        id[2] = vocab_find(&m->vocab, bytes, (size_t)(left + right),
-                           piece_hash(bytes, (size_t)(left + right)));
+        id[1] = vocab_find(&m->vocab, bytes + left, (size_t)right, piece_hash(bytes + left, (size_t)right));
+        id[2] = vocab_find(&m->vocab, bytes, (size_t)(left + right), piece_hash(bytes, (size_t)(left + right)));
     }
     if (id[0] < 0 || id[1] < 0 || id[2] < 0)
-        return err_set(e, ST_CORRUPT, "merge '%.*s' is not made of tokens of the vocabulary",
-                       (int)(n < 60 ? n : 60), line);
+        return err_set(e, ST_CORRUPT, "merge '%.*s' is not made of tokens of the vocabulary", (int)(n < 60 ? n : 60),
+                       line);
     vocab_add_pair(&m->vocab, id[0], id[1], rank, id[2]);
     return ST_OK;
 }
 
-static int gpt2_merges(struct token_model *m, const char *path, const char *text, size_t n,
-                       struct err *e)
+static int gpt2_merges(struct token_model *m, const char *path, const char *text, size_t n, struct err *e)
 {
     uint8_t *bytes;
     uint32_t rank = 0;
@@ -343,16 +318,15 @@ static int gpt2_merges(struct token_model *m, const char *path, const char *text
     return st == ST_OK ? st : err_in(e, "%s, merge %u", path, rank);
 }
 
-int read_gpt2(struct token_model *m, const char *path, const char *encoder, size_t n_encoder,
-              const char *merges, size_t n_merges, struct err *e)
+int read_gpt2(struct token_model *m, const char *path, const char *encoder, size_t n_encoder, const char *merges,
+              size_t n_merges, struct err *e)
 {
     json_error_t why;
     rank_model(m, "GPT-2 encoder.json and vocab.bpe");
     m->ignore_merges = false;
     json_t *root = json_loadb(encoder, n_encoder, JSON_REJECT_DUPLICATES, &why);
     if (root == NULL)
-        return err_set(e, ST_CORRUPT, "%s: line %d, column %d: %s", path, why.line, why.column,
-                       why.text);
+        return err_set(e, ST_CORRUPT, "%s: line %d, column %d: %s", path, why.line, why.column, why.text);
     int st;
     if (!json_is_object(root))
         TRY_OUT(err_set(e, ST_CORRUPT, "%s is not a JSON object of tokens and ids", path));

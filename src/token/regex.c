@@ -6,12 +6,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-enum {
-    MATCH_LIMIT = 10 * 1000 * 1000,
-    DEPTH_LIMIT = 100 * 1000,
-    HEAP_LIMIT_KIB = 64 << 10,
-    PATTERN_MAX = 1 << 16
-};
+enum { MATCH_LIMIT = 10 * 1000 * 1000, DEPTH_LIMIT = 100 * 1000, HEAP_LIMIT_KIB = 64 << 10, PATTERN_MAX = 1 << 16 };
 
 struct regex {
     pcre2_code *code;
@@ -23,8 +18,8 @@ struct regex_match {
 };
 
 /* \s written out: PCRE2 counts U+180E as white space, the tokenizers' own engines do not. */
-#define SPACES                                                                                     \
-    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"    \
+#define SPACES                                                                                                         \
+    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"                        \
     "\\x{205f}\\x{3000}"
 
 /* \w of Unicode's recommendation; PCRE2's leaves marks out. */
@@ -34,12 +29,7 @@ struct regex_match {
  * cannot be. */
 static const char *members_of(char c, bool in_class)
 {
-    return c == 's'   ? SPACES
-           : c == 'w' ? WORDS
-           : in_class ? NULL
-           : c == 'S' ? SPACES
-           : c == 'W' ? WORDS
-                      : NULL;
+    return c == 's' ? SPACES : c == 'w' ? WORDS : in_class ? NULL : c == 'S' ? SPACES : c == 'W' ? WORDS : NULL;
 }
 
 static void translate(const char *p, struct buf *out)
@@ -71,8 +61,8 @@ int regex_open(struct regex **out, const char *pattern, struct err *e)
 {
     *out = NULL;
     if (strlen(pattern) > PATTERN_MAX)
-        return err_set(e, ST_UNSUPPORTED, "a pattern of %zu characters; at most %d are supported",
-                       strlen(pattern), PATTERN_MAX);
+        return err_set(e, ST_UNSUPPORTED, "a pattern of %zu characters; at most %d are supported", strlen(pattern),
+                       PATTERN_MAX);
     struct buf text;
     buf_init(&text, 0);
     translate(pattern, &text);
@@ -83,16 +73,15 @@ int regex_open(struct regex **out, const char *pattern, struct err *e)
     if (st == ST_OK) {
         int code;
         PCRE2_SIZE at;
-        r->code = pcre2_compile((PCRE2_SPTR)text.text, text.len,
-                                PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
+        r->code = pcre2_compile((PCRE2_SPTR)text.text, text.len, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code,
+                                &at, NULL);
         if (r->code == NULL) {
             PCRE2_UCHAR why[128] = "";
             pcre2_get_error_message(code, why, sizeof why);
-            st = err_set(e, ST_CORRUPT, "the pattern '%.200s' is not a regular expression: %s",
-                         pattern, (const char *)why);
+            st = err_set(e, ST_CORRUPT, "the pattern '%.200s' is not a regular expression: %s", pattern,
+                         (const char *)why);
         } else {
-            r->jit = pcre2_jit_compile(r->code, PCRE2_JIT_COMPLETE) ==
-                     0; /* without it matching is only slower */
+            r->jit = pcre2_jit_compile(r->code, PCRE2_JIT_COMPLETE) == 0; /* without it matching is only slower */
         }
     }
     buf_release(&text);
@@ -139,14 +128,13 @@ void regex_match_close(struct regex_match *m)
     free(m);
 }
 
-int regex_find(const struct regex *r, struct regex_match *m, const uint8_t *text, size_t n,
-               size_t from, size_t *start, size_t *end, struct err *e)
+int regex_find(const struct regex *r, struct regex_match *m, const uint8_t *text, size_t n, size_t from, size_t *start,
+               size_t *end, struct err *e)
 {
-    int got = pcre2_match(r->code, text, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, m->data,
-                          m->context);
+    int got = pcre2_match(r->code, text, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, m->data, m->context);
     if (got == PCRE2_ERROR_JIT_STACKLIMIT) /* the interpreter has no such limit */
-        got = pcre2_match(r->code, text, n, from,
-                          PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY | PCRE2_NO_JIT, m->data, m->context);
+        got = pcre2_match(r->code, text, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY | PCRE2_NO_JIT, m->data,
+                          m->context);
     if (got == PCRE2_ERROR_NOMATCH) {
         *start = *end = n;
         return ST_OK;
@@ -154,15 +142,14 @@ int regex_find(const struct regex *r, struct regex_match *m, const uint8_t *text
     if (got < 0) {
         PCRE2_UCHAR why[128] = "";
         pcre2_get_error_message(got, why, sizeof why);
-        err_set(e, ST_UNSUPPORTED, "the tokenizer's pattern fails at byte %zu of a text of %zu: %s",
-                from, n, (const char *)why);
+        err_set(e, ST_UNSUPPORTED, "the tokenizer's pattern fails at byte %zu of a text of %zu: %s", from, n,
+                (const char *)why);
         return err_hint(e, "its regular expression needs too many attempts on this text");
     }
     const PCRE2_SIZE *v = pcre2_get_ovector_pointer(m->data);
     *start = v[0];
     *end = v[1];
     if (*start < from || *end <= *start || *end > n) /* \K inside a lookaround can do that */
-        return err_set(e, ST_UNSUPPORTED, "the tokenizer's pattern matches backwards at byte %zu",
-                       from);
+        return err_set(e, ST_UNSUPPORTED, "the tokenizer's pattern matches backwards at byte %zu", from);
     return ST_OK;
 }

@@ -21,8 +21,7 @@ static inline uint8_t class_at(const uint8_t *k, const uint8_t *p, const uint8_t
 }
 
 /* End of the run of characters that have one of the bits. */
-static inline const uint8_t *run_of(const uint8_t *k, const uint8_t *p, const uint8_t *end,
-                                    unsigned bits)
+static inline const uint8_t *run_of(const uint8_t *k, const uint8_t *p, const uint8_t *end, unsigned bits)
 {
     size_t n;
     while (p < end && (class_at(k, p, end, &n) & bits))
@@ -31,8 +30,7 @@ static inline const uint8_t *run_of(const uint8_t *k, const uint8_t *p, const ui
 }
 
 /* End of the run of characters that have none of the bits. */
-static inline const uint8_t *run_without(const uint8_t *k, const uint8_t *p, const uint8_t *end,
-                                         unsigned bits)
+static inline const uint8_t *run_without(const uint8_t *k, const uint8_t *p, const uint8_t *end, unsigned bits)
 {
     size_t n;
     while (p < end && !(class_at(k, p, end, &n) & bits))
@@ -107,8 +105,7 @@ static size_t match_gpt2(const uint8_t *k, const uint8_t *p, const uint8_t *end)
     uint8_t c = class_at(k, q, end, &n);
     if (n > 0 && !(c & CH_SPACE)) { /* ` ?\p{L}+`, ` ?\p{N}+`, ` ?[^\s\p{L}\p{N}]+` */
         unsigned kind = c & (CH_LETTER | CH_NUMBER);
-        q = kind != 0 ? run_of(k, q, end, kind)
-                      : run_without(k, q, end, CH_SPACE | CH_LETTER | CH_NUMBER);
+        q = kind != 0 ? run_of(k, q, end, kind) : run_without(k, q, end, CH_SPACE | CH_LETTER | CH_NUMBER);
         return (size_t)(q - p);
     }
     return plain_spaces(p, run_of(k, p, end, CH_SPACE), end);
@@ -116,8 +113,8 @@ static size_t match_gpt2(const uint8_t *k, const uint8_t *p, const uint8_t *end)
 
 /* The family of cl100k: contractions, an optional sign before a word, few digits, signs with
  * newlines. */
-static inline size_t match_words(const uint8_t *k, const uint8_t *p, const uint8_t *end,
-                                 int most_digits, bool marks, bool at_end)
+static inline size_t match_words(const uint8_t *k, const uint8_t *p, const uint8_t *end, int most_digits, bool marks,
+                                 bool at_end)
 {
     const unsigned word = CH_LETTER | (marks ? CH_MARK : 0);
     size_t n, n2;
@@ -205,8 +202,7 @@ static inline const uint8_t *upper_word(const uint8_t *k, const uint8_t *p, cons
 }
 
 /* The family of o200k: words are cut where capital letters begin. */
-static inline size_t match_cased(const uint8_t *k, const uint8_t *p, const uint8_t *end,
-                                 int most_digits, bool shorts)
+static inline size_t match_cased(const uint8_t *k, const uint8_t *p, const uint8_t *end, int most_digits, bool shorts)
 {
     size_t n;
     uint8_t c = class_at(k, p, end, &n);
@@ -238,14 +234,8 @@ static size_t match_tekken(const uint8_t *k, const uint8_t *p, const uint8_t *en
     return match_cased(k, p, end, 1, false);
 }
 
-static size_t match_digits3(const uint8_t *k, const uint8_t *p, const uint8_t *end)
-{
-    return digits(k, p, end, 3);
-}
-static size_t match_digit(const uint8_t *k, const uint8_t *p, const uint8_t *end)
-{
-    return digits(k, p, end, 1);
-}
+static size_t match_digits3(const uint8_t *k, const uint8_t *p, const uint8_t *end) { return digits(k, p, end, 3); }
+static size_t match_digit(const uint8_t *k, const uint8_t *p, const uint8_t *end) { return digits(k, p, end, 1); }
 
 static size_t match_cjk(const uint8_t *k, const uint8_t *p, const uint8_t *end)
 {
@@ -286,21 +276,17 @@ static size_t match_deepseek3(const uint8_t *k, const uint8_t *p, const uint8_t 
 }
 
 #define SHORTS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define UPPER  "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
-#define LOWER  "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define BEFORE "[^\\r\\n\\p{L}\\p{N}]?"
 #define ENDING "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
 /* Entries that share a function are other spellings with the same pieces; the first one's name is
  * shown. */
 static const struct split_known table[] = {
-    {"gpt2", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-     match_gpt2},
-    {"r50k",
-     "'(?:[sdmt]|ll|ve|re)| ?\\p{L}++| ?\\p{N}++| ?[^\\s\\p{L}\\p{N}]++|\\s++$|\\s+(?!\\S)|\\s",
-     match_gpt2},
-    {"llama3", SHORTS "|" BEFORE "\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" ENDING,
-     match_llama3},
+    {"gpt2", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", match_gpt2},
+    {"r50k", "'(?:[sdmt]|ll|ve|re)| ?\\p{L}++| ?\\p{N}++| ?[^\\s\\p{L}\\p{N}]++|\\s++$|\\s+(?!\\S)|\\s", match_gpt2},
+    {"llama3", SHORTS "|" BEFORE "\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" ENDING, match_llama3},
     {"cl100k",
      "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| "
      "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|"
@@ -311,23 +297,17 @@ static const struct split_known table[] = {
      "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
      "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+",
      match_nanochat},
-    {"qwen2", SHORTS "|" BEFORE "\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" ENDING,
-     match_qwen2},
-    {"qwen35",
-     SHORTS "|" BEFORE "[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" ENDING,
-     match_qwen35},
+    {"qwen2", SHORTS "|" BEFORE "\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" ENDING, match_qwen2},
+    {"qwen35", SHORTS "|" BEFORE "[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" ENDING, match_qwen35},
     {"o200k",
      BEFORE UPPER "*" LOWER "+" SHORTS "?|" BEFORE UPPER "+" LOWER "*" SHORTS
                   "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" ENDING,
      match_o200k},
-    {"tekken",
-     BEFORE UPPER "*" LOWER "+|" BEFORE UPPER "+" LOWER
-                  "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" ENDING,
+    {"tekken", BEFORE UPPER "*" LOWER "+|" BEFORE UPPER "+" LOWER "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" ENDING,
      match_tekken},
     {"digits3", "\\p{N}{1,3}", match_digits3},
     {"digit", "\\p{N}", match_digit},
-    {"cjk", "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+",
-     match_cjk},
+    {"cjk", "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+", match_cjk},
     {"deepseek3",
      "[!\"#$%&'()*+,\\-./"
      ":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"

@@ -18,22 +18,19 @@
 struct token_model; /* private to token/ */
 
 struct tokenizer {
-    int32_t vocab; /* ids are 0..vocab-1 */
-    int32_t eod;   /* end-of-document id, -1: none */
-    bool is_bytes; /* ids are the bytes: text needs no conversion, and may be cut anywhere */
-    uint64_t hash; /* of everything that decides ids: vocabulary, merges, pattern, special tokens */
+    int32_t vocab;             /* ids are 0..vocab-1 */
+    int32_t eod;               /* end-of-document id, -1: none */
+    bool is_bytes;             /* ids are the bytes: text needs no conversion, and may be cut anywhere */
+    uint64_t hash;             /* of everything that decides ids: vocabulary, merges, pattern, special tokens */
     struct token_model *model; /* NULL for bytes */
 };
 
 struct tokenizer_opts {
-    const char *name; /* "bytes" or a path */
-    bool eod; /* wanted: bytes get id 256, a file's own end-of-document token is looked for */
-    const char
-        *eod_token; /* text of that token; NULL or "": the first known name in the vocabulary */
-    const char *
-        pattern; /* tiktoken files only: name or regex; NULL or "": known by the number of tokens */
-    const char
-        *special; /* tiktoken files only: names separated by spaces, ids after the last rank */
+    const char *name;      /* "bytes" or a path */
+    bool eod;              /* wanted: bytes get id 256, a file's own end-of-document token is looked for */
+    const char *eod_token; /* text of that token; NULL or "": the first known name in the vocabulary */
+    const char *pattern;   /* tiktoken files only: name or regex; NULL or "": known by the number of tokens */
+    const char *special;   /* tiktoken files only: names separated by spaces, ids after the last rank */
 };
 int tokenizer_open_opts(struct tokenizer *t, const struct tokenizer_opts *o, struct err *e);
 /* The same with automatic choices. */
@@ -42,15 +39,13 @@ void tokenizer_close(struct tokenizer *t);
 
 /* Bytes of one id as they appear in text; *n is the full length, of which at most cap are written.
  * Special tokens have none; tokenizer_name gives theirs. */
-int tokenizer_decode(const struct tokenizer *t, int32_t id, uint8_t *out, size_t cap, size_t *n,
-                     struct err *e);
+int tokenizer_decode(const struct tokenizer *t, int32_t id, uint8_t *out, size_t cap, size_t *n, struct err *e);
 /* Length of that text: the table behind bits per byte. Special tokens and ids outside the
  * vocabulary: 0. */
 int64_t token_n_bytes(const struct tokenizer *t, int32_t id);
 /* Bytes of text behind these ids. Special tokens count 0, ids < 0 are ignored; others must be in
  * the vocabulary. */
-int tokenizer_count_bytes(const struct tokenizer *t, const int32_t *ids, int64_t n, int64_t *bytes,
-                          struct err *e);
+int tokenizer_count_bytes(const struct tokenizer *t, const int32_t *ids, int64_t n, int64_t *bytes, struct err *e);
 /* Text of a special or added token, NULL for others. Not NUL-terminated; *n is its length. */
 const char *tokenizer_name(const struct tokenizer *t, int32_t id, size_t *n);
 /* Bytes in front of a decoded text that are not part of it: 1 where encoding puts a space there (SentencePiece). */
@@ -76,10 +71,8 @@ struct token_ids {
 };
 
 enum token_flags {
-    TOKEN_SPECIAL =
-        1, /* names of special tokens in the text become their ids; without it they are text */
-    TOKEN_TEMPLATE =
-        2, /* put what the tokenizer's template puts around a text (a begin-of-text id) */
+    TOKEN_SPECIAL = 1,   /* names of special tokens in the text become their ids; without it they are text */
+    TOKEN_TEMPLATE = 2,  /* put what the tokenizer's template puts around a text (a begin-of-text id) */
     TOKEN_LATER = 4,     /* the text follows a special token: it is not the beginning of a document */
     TOKEN_CONTINUES = 8, /* the text follows other text: no space is put in front of it either */
 };
@@ -88,18 +81,18 @@ struct token_encoder;
 int token_encoder_open(struct token_encoder **out, const struct tokenizer *t, struct err *e);
 void token_encoder_close(struct token_encoder *c); /* NULL is fine */
 /* Appends the ids of the n bytes. The text is seen as one whole document. */
-int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned flags,
-                 struct token_ids *out, struct err *e);
+int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned flags, struct token_ids *out,
+                 struct err *e);
 
 /* The same with an encoder of its own, for a text now and then. On an error out holds nothing of it. */
-int tokenizer_encode(const struct tokenizer *t, const void *text, size_t n, unsigned flags,
-                     struct token_ids *out, struct err *e);
+int tokenizer_encode(const struct tokenizer *t, const void *text, size_t n, unsigned flags, struct token_ids *out,
+                     struct err *e);
 /* How many bytes at the beginning of a text are valid UTF-8. */
 size_t token_utf8(const void *text, size_t n);
 /* Where a long text may be cut without changing its ids: the last such place in 1..n, 0: none. */
 size_t token_cut(const struct tokenizer *t, const void *text, size_t n);
 
-/* ---- A vocabulary for other programs ------------------------------------------------------------------ */
+/* ---- A vocabulary for other programs --------------------------------------------------------- */
 
 enum token_type { TOKEN_ORDINARY = 1, TOKEN_CONTROL = 3, TOKEN_ADDED = 4, TOKEN_UNUSED = 5 }; /* as GGUF numbers them */
 struct token_listing {
@@ -116,8 +109,7 @@ struct token_listing {
 int token_listing_open(struct token_listing *out, const struct tokenizer *t, struct err *e);
 void token_listing_close(struct token_listing *l);
 
-/* ---- Training a byte-level BPE vocabulary -------------------------------------------------------
- */
+/* ---- Training a byte-level BPE vocabulary ---------------------------------------------------- */
 
 struct token_trainer;
 struct token_train_opts {
@@ -126,7 +118,7 @@ struct token_train_opts {
     const char *special;     /* names separated by spaces; their ids follow the merges */
     int64_t min_frequency;   /* pairs seen less often are not merged */
     int64_t max_token_bytes; /* 0: any length */
-    int64_t max_pieces; /* unique pieces kept; when more come, those seen once are dropped. 0: no
+    int64_t max_pieces;      /* unique pieces kept; when more come, those seen once are dropped. 0: no
                            limit */
     int threads;
 };
@@ -143,14 +135,12 @@ struct token_text {
     const void *bytes;
     size_t n;
 };
-int token_trainer_add(struct token_trainer *t, const struct token_text *texts, int n,
-                      struct err *e);
+int token_trainer_add(struct token_trainer *t, const struct token_text *texts, int n, struct err *e);
 /* Where a long text is best cut: where no piece is cut, if there is such a place, else between
  * characters. Never 0. */
 size_t token_trainer_cut(const struct token_trainer *t, const void *text, size_t n);
 /* Finds the merges. report is called now and then with the merges found so far; it may be NULL. */
-int token_trainer_run(struct token_trainer *t, void (*report)(void *ctx, int64_t merges), void *ctx,
-                      struct err *e);
+int token_trainer_run(struct token_trainer *t, void (*report)(void *ctx, int64_t merges), void *ctx, struct err *e);
 struct token_train_stats token_trainer_stats(const struct token_trainer *t);
 /* Writes PREFIX.json (Hugging Face tokenizer.json) and PREFIX.tiktoken. */
 int token_trainer_write(const struct token_trainer *t, const char *prefix, struct err *e);

@@ -13,8 +13,7 @@ enum {
     TOKEN_MAX_BYTES = 1 << 16,  /* length of one token */
 };
 
-/* ---- UTF-8 ------------------------------------------------------------------------------------
- */
+/* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
 /* Length of the valid sequence at p, 0: none. Surrogates and overlong forms are not valid. */
 size_t utf8_valid_len(const uint8_t *p, const uint8_t *end);
@@ -41,8 +40,7 @@ static inline uint32_t utf8_at(const uint8_t *p, size_t *len)
 }
 size_t utf8_put(uint32_t c, uint8_t out[4]); /* length written */
 
-/* ---- Classes of characters ---------------------------------------------------------------------
- */
+/* ---- Classes of characters ------------------------------------------------------------------- */
 
 enum { /* bits */
        CH_LETTER = 1,
@@ -57,8 +55,7 @@ enum { /* bits */
 enum { N_CODE_POINTS = 0x110000 };
 int classes_make(uint8_t **out, struct err *e); /* [N_CODE_POINTS], release with free */
 
-/* ---- Splitters
- * ----------------------------------------------------------------------------------- */
+/* ---- Splitters ------------------------------------------------------------------------------- */
 
 /* Length of the pattern's match at p, 0: no match there. p < end, valid UTF-8, end is the end of
  * the text. */
@@ -79,11 +76,10 @@ void regex_close(struct regex *r);
 int regex_match_open(struct regex_match **out, const struct regex *r, struct err *e);
 void regex_match_close(struct regex_match *m);
 /* The first non-empty match at or after `from` in the n bytes; *start == n: there is none. */
-int regex_find(const struct regex *r, struct regex_match *m, const uint8_t *text, size_t n,
-               size_t from, size_t *start, size_t *end, struct err *e);
+int regex_find(const struct regex *r, struct regex_match *m, const uint8_t *text, size_t n, size_t from, size_t *start,
+               size_t *end, struct err *e);
 
-/* ---- Normalisation
- * --------------------------------------------------------------------------------- */
+/* ---- Normalisation --------------------------------------------------------------------------- */
 
 enum norm_kind { NORM_NFC, NORM_NFD, NORM_NFKC, NORM_NFKD, NORM_PREPEND, NORM_REPLACE };
 struct norm_step {
@@ -102,8 +98,7 @@ void norm_release(struct norm *n);
 int norm_apply(const struct norm *n, const uint8_t *text, size_t len, bool prepend, struct buf *out,
                struct buf *scratch, bool *same, struct err *e);
 
-/* ---- Vocabulary
- * --------------------------------------------------------------------------------------- */
+/* ---- Vocabulary ------------------------------------------------------------------------------ */
 
 struct token_span {
     uint32_t off, len;
@@ -143,8 +138,7 @@ struct vocab {
 };
 void vocab_release(struct vocab *v);
 /* Id `id` gets these bytes; text NULL: the same as key. An id that is in use is an error. */
-int vocab_add(struct vocab *v, int64_t id, const void *key, size_t n, unsigned flags,
-              struct err *e);
+int vocab_add(struct vocab *v, int64_t id, const void *key, size_t n, unsigned flags, struct err *e);
 int vocab_set_text(struct vocab *v, int32_t id, const void *text, size_t n, struct err *e);
 /* After the last vocab_add: the hash of T_MODEL tokens. Duplicate keys are an error. */
 int vocab_index(struct vocab *v, struct err *e);
@@ -227,8 +221,7 @@ static inline const struct pair_slot *vocab_pair(const struct vocab *v, int32_t 
     }
 }
 
-/* ---- Added tokens
- * ------------------------------------------------------------------------------------- */
+/* ---- Added tokens ---------------------------------------------------------------------------- */
 
 struct added_token {
     int32_t id;
@@ -249,17 +242,16 @@ struct trie {
     int only_byte;      /* the one first byte, -1: several */
     bool empty;
 };
-int trie_make(struct trie *t, const struct added_token *tokens, int n, bool normalized,
-              const struct norm *norm, struct err *e);
+int trie_make(struct trie *t, const struct added_token *tokens, int n, bool normalized, const struct norm *norm,
+              struct err *e);
 void trie_release(struct trie *t);
 /* The next match in [p, end): true, and which token where. Special tokens are passed over without
  * `special`. */
-bool trie_find(const struct trie *t, const struct added_token *tokens, const uint8_t *classes,
-               const uint8_t *text, const uint8_t *p, const uint8_t *end, bool special,
-               const uint8_t **from, const uint8_t **to, int *which);
+bool trie_find(const struct trie *t, const struct added_token *tokens, const uint8_t *classes, const uint8_t *text,
+               const uint8_t *p, const uint8_t *end, bool special, const uint8_t **from, const uint8_t **to,
+               int *which);
 
-/* ---- The model
- * ----------------------------------------------------------------------------------------- */
+/* ---- The model ------------------------------------------------------------------------------- */
 
 enum stage_kind { STAGE_SPLIT, STAGE_REGEX, STAGE_STRING, STAGE_SPACE, STAGE_METASPACE };
 enum stage_behavior { SPLIT_ISOLATED, SPLIT_REMOVED, SPLIT_WITH_PREVIOUS, SPLIT_WITH_NEXT };
@@ -297,20 +289,18 @@ struct token_model {
     struct trie raw, normal; /* of added tokens matched before and after normalisation */
     bool byte_level;         /* symbols are bytes; else characters */
     bool byte_fallback, fuse_unk, ignore_merges;
-    bool cut_spaces;  /* characters: no token has U+2581 after something else, so text is cut before
+    bool cut_spaces;              /* characters: no token has U+2581 after something else, so text is cut before
                          it */
-    bool strip_first; /* decoding: the first space of a text is not part of it */
-    int32_t unk;      /* -1: none */
-    int32_t byte_id[256];                         /* -1: none */
-    struct byte_pair *byte_pairs;                 /* [65536] merges of two bytes; NULL: not byte-level */
+    bool strip_first;             /* decoding: the first space of a text is not part of it */
+    int32_t unk;                  /* -1: none */
+    int32_t byte_id[256];         /* -1: none */
+    struct byte_pair *byte_pairs; /* [65536] merges of two bytes; NULL: not byte-level */
     int32_t prefix[AFFIX_MAX], suffix[AFFIX_MAX]; /* the template */
     int n_prefix, n_suffix;
 };
 void token_model_release(struct token_model *m); /* frees m too; NULL is fine */
-int token_model_add_added(struct token_model *m, const struct added_token *a,
-                          struct err *e); /* copies the text */
-int token_model_add_pattern(struct token_model *m, const char *regex,
-                            struct err *e); /* a Split, isolated */
+int token_model_add_added(struct token_model *m, const struct added_token *a, struct err *e); /* copies the text */
+int token_model_add_pattern(struct token_model *m, const char *regex, struct err *e);         /* a Split, isolated */
 /* After a reader has filled vocabulary, merges and added tokens: tables, checks, flags. */
 int token_model_finish(struct token_model *m, struct err *e);
 uint64_t token_model_hash(const struct token_model *m);
@@ -320,10 +310,10 @@ size_t cut_between_pieces(const uint8_t *classes, const uint8_t *text, size_t n)
 
 /* Readers: each takes the file's bytes, so that a fuzzer can feed them. path is for messages. */
 int read_hf(struct token_model *m, const char *path, const char *text, size_t n, struct err *e);
-int read_tiktoken(struct token_model *m, const char *path, const char *text, size_t n,
-                  const char *pattern, const char *special, struct err *e);
-int read_gpt2(struct token_model *m, const char *path, const char *encoder, size_t n_encoder,
-              const char *merges, size_t n_merges, struct err *e);
+int read_tiktoken(struct token_model *m, const char *path, const char *text, size_t n, const char *pattern,
+                  const char *special, struct err *e);
+int read_gpt2(struct token_model *m, const char *path, const char *encoder, size_t n_encoder, const char *merges,
+              size_t n_merges, struct err *e);
 int read_tekken(struct token_model *m, const char *path, const char *text, size_t n, struct err *e);
 /* Sizes, -1: not base64. out holds at least n * 3 / 4 + 3 bytes. */
 int64_t base64_decode(const char *text, size_t n, uint8_t *out);
@@ -347,7 +337,6 @@ struct bpe_work {
 };
 void bpe_work_release(struct bpe_work *w);
 /* The ids of the piece in w->id[0..*n). */
-int bpe_piece(const struct token_model *m, struct bpe_work *w, const uint8_t *p, size_t len,
-              size_t *n, struct err *e);
+int bpe_piece(const struct token_model *m, struct bpe_work *w, const uint8_t *p, size_t len, size_t *n, struct err *e);
 
 #endif

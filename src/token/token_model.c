@@ -45,8 +45,7 @@ int token_model_add_pattern(struct token_model *m, const char *regex, struct err
     if (m->n_stages == STAGES_MAX)
         return err_set(e, ST_UNSUPPORTED, "more than %d steps before BPE", STAGES_MAX);
     struct stage *s = &m->stage[m->n_stages];
-    *s = (struct stage){
-        .kind = STAGE_SPLIT, .behavior = SPLIT_ISOLATED, .known = split_find_pattern(regex)};
+    *s = (struct stage){.kind = STAGE_SPLIT, .behavior = SPLIT_ISOLATED, .known = split_find_pattern(regex)};
     if (s->known == NULL) {
         s->kind = STAGE_REGEX;
         TRY(regex_open(&s->regex, regex, e));
@@ -75,10 +74,8 @@ static int place_added(struct token_model *m, struct err *e)
         } else {
             struct token_span t = v->text[a->id];
             if (t.len != a->n || memcmp(v->bytes + t.off, a->text, a->n) != 0)
-                return err_set(e, ST_CORRUPT,
-                               "added token '%.60s' has id %d, which is '%.*s' in the vocabulary",
-                               a->text, a->id, (int)(t.len < 60 ? t.len : 60),
-                               (const char *)v->bytes + t.off);
+                return err_set(e, ST_CORRUPT, "added token '%.60s' has id %d, which is '%.*s' in the vocabulary",
+                               a->text, a->id, (int)(t.len < 60 ? t.len : 60), (const char *)v->bytes + t.off);
             v->flags[a->id] |= (uint8_t)flags;
         }
     }
@@ -94,8 +91,7 @@ static int check_holes(const struct vocab *v, struct err *e)
     if (used == 0)
         return err_set(e, ST_CORRUPT, "the vocabulary is empty");
     if (v->n > 2 * used + 65536)
-        return err_set(e, ST_CORRUPT, "ids reach %d, but there are only %lld tokens", v->n - 1,
-                       (long long)used);
+        return err_set(e, ST_CORRUPT, "ids reach %d, but there are only %lld tokens", v->n - 1, (long long)used);
     return ST_OK;
 }
 
@@ -121,8 +117,7 @@ static int decode_space_marks(struct token_model *m, struct err *e)
 {
     struct vocab *v = &m->vocab;
     uint8_t text[TOKEN_MAX_BYTES];
-    m->cut_spaces = vocab_find(v, (const uint8_t *)space_mark, 3,
-                               piece_hash((const uint8_t *)space_mark, 3)) >= 0;
+    m->cut_spaces = vocab_find(v, (const uint8_t *)space_mark, 3, piece_hash((const uint8_t *)space_mark, 3)) >= 0;
     for (int32_t id = 0; id < v->n; id++) {
         if (!(v->flags[id] & T_MODEL) || (v->flags[id] & T_ADDED))
             continue;
@@ -175,10 +170,8 @@ static int make_byte_pairs(struct token_model *m, struct err *e)
     TRY(mem_array((void **)&m->byte_pairs, 65536, sizeof *m->byte_pairs, e));
     for (int i = 0; i < 65536; i++) {
         int32_t left = m->byte_id[i >> 8], right = m->byte_id[i & 255];
-        const struct pair_slot *s =
-            left >= 0 && right >= 0 ? vocab_pair(&m->vocab, left, right) : NULL;
-        m->byte_pairs[i] =
-            s != NULL ? (struct byte_pair){s->rank, s->id} : (struct byte_pair){UINT32_MAX, -1};
+        const struct pair_slot *s = left >= 0 && right >= 0 ? vocab_pair(&m->vocab, left, right) : NULL;
+        m->byte_pairs[i] = s != NULL ? (struct byte_pair){s->rank, s->id} : (struct byte_pair){UINT32_MAX, -1};
     }
     return ST_OK;
 }
@@ -216,8 +209,7 @@ uint64_t token_model_hash(const struct token_model *m)
     const struct vocab *v = &m->vocab;
     uint64_t h = hash_pairs(v);
     for (int32_t id = 0; id < v->n; id++) {
-        int32_t word[3] = {id, v->flags[id] & (T_USED | T_MODEL | T_ADDED | T_SPECIAL),
-                           (int32_t)v->key[id].len};
+        int32_t word[3] = {id, v->flags[id] & (T_USED | T_MODEL | T_ADDED | T_SPECIAL), (int32_t)v->key[id].len};
         h = hash64(word, sizeof word, h);
         h = hash64(v->bytes + v->key[id].off, v->key[id].len, h);
     }
@@ -234,13 +226,10 @@ uint64_t token_model_hash(const struct token_model *m)
     }
     for (int i = 0; i < m->n_stages; i++) {
         const struct stage *s = &m->stage[i];
-        int32_t word[] = {(int32_t)(s->kind == STAGE_REGEX ? STAGE_SPLIT : s->kind),
-                          (int32_t)s->behavior, (int32_t)s->when, s->invert};
+        int32_t word[] = {(int32_t)(s->kind == STAGE_REGEX ? STAGE_SPLIT : s->kind), (int32_t)s->behavior,
+                          (int32_t)s->when, s->invert};
         h = hash64(word, sizeof word, h);
-        h = hash64_str(s->known != NULL    ? s->known->pattern
-                       : s->string != NULL ? s->string
-                                           : "",
-                       h);
+        h = hash64_str(s->known != NULL ? s->known->pattern : s->string != NULL ? s->string : "", h);
     }
     int32_t word[] = {m->byte_level, m->byte_fallback, m->fuse_unk, m->ignore_merges, m->unk};
     return hash64(word, sizeof word, h);

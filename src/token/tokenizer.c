@@ -6,8 +6,7 @@
 
 enum { BYTE_IDS = 256 };
 
-/* ---- Files
- * --------------------------------------------------------------------------------------------- */
+/* ---- Files ----------------------------------------------------------------------------------- */
 
 static const char *base_name(const char *path)
 {
@@ -20,9 +19,7 @@ static char *pair_of(const char *path, bool *is_encoder)
 {
     const char *base = base_name(path);
     *is_encoder = strcmp(base, "encoder.json") == 0;
-    const char *other = *is_encoder                      ? "vocab.bpe"
-                        : strcmp(base, "vocab.bpe") == 0 ? "encoder.json"
-                                                         : NULL;
+    const char *other = *is_encoder ? "vocab.bpe" : strcmp(base, "vocab.bpe") == 0 ? "encoder.json" : NULL;
     size_t dir = (size_t)(base - path);
     char *out = other != NULL ? malloc(dir + strlen(other) + 1) : NULL;
     if (out != NULL) {
@@ -32,8 +29,7 @@ static char *pair_of(const char *path, bool *is_encoder)
     return out;
 }
 
-static int open_gpt2(struct token_model *m, const char *path, char *other, bool is_encoder,
-                     struct err *e)
+static int open_gpt2(struct token_model *m, const char *path, char *other, bool is_encoder, struct err *e)
 {
     char *a = NULL, *b = NULL;
     size_t n_a, n_b;
@@ -69,30 +65,23 @@ static int open_file(struct token_model *m, const struct tokenizer_opts *o, stru
     TRY(file_read(o->name, TOKEN_MAX_FILE, &text, &n, e));
     while (at < n && (text[at] == ' ' || text[at] == '\n' || text[at] == '\r' || text[at] == '\t'))
         at++;
-    bool json = at < n && text[at] == '{', given = (o->pattern != NULL && o->pattern[0] != '\0') ||
-                                                   (o->special != NULL && o->special[0] != '\0');
+    bool json = at < n && text[at] == '{',
+         given = (o->pattern != NULL && o->pattern[0] != '\0') || (o->special != NULL && o->special[0] != '\0');
     int st;
     if (json && given)
-        st = err_set(
-            e, ST_USAGE,
-            "data.token_pattern and data.token_special are for tiktoken files; %s has its own",
-            o->name);
+        st = err_set(e, ST_USAGE, "data.token_pattern and data.token_special are for tiktoken files; %s has its own",
+                     o->name);
     else if (json)
-        st = looks_like_tekken(text, n) ? read_tekken(m, o->name, text, n, e)
-                                        : read_hf(m, o->name, text, n, e);
+        st = looks_like_tekken(text, n) ? read_tekken(m, o->name, text, n, e) : read_hf(m, o->name, text, n, e);
     else
         st = read_tiktoken(m, o->name, text, n, o->pattern, o->special, e);
     free(text);
     m->files[0] = strdup(o->name);
     m->n_files = 1;
-    return st != ST_OK || m->files[0] != NULL
-               ? st
-               : err_set(e, ST_NOMEM, "out of memory opening %s", o->name);
+    return st != ST_OK || m->files[0] != NULL ? st : err_set(e, ST_NOMEM, "out of memory opening %s", o->name);
 }
 
-/* ---- Opening
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- Opening --------------------------------------------------------------------------------- */
 
 static int find_eod(struct tokenizer *t, const struct tokenizer_opts *o, struct err *e)
 {
@@ -110,8 +99,7 @@ static int find_eod(struct tokenizer *t, const struct tokenizer_opts *o, struct 
     };
     if (o->eod_token != NULL && o->eod_token[0] != '\0') {
         t->eod = tokenizer_find(t, o->eod_token);
-        return t->eod >= 0 ? ST_OK
-                           : err_set(e, ST_USAGE, "%s has no token '%s'", o->name, o->eod_token);
+        return t->eod >= 0 ? ST_OK : err_set(e, ST_USAGE, "%s has no token '%s'", o->name, o->eod_token);
     }
     for (int i = 0; i < countof(names) && t->eod < 0; i++)
         t->eod = tokenizer_find(t, names[i]);
@@ -126,8 +114,7 @@ static int open_bytes(struct tokenizer *t, const struct tokenizer_opts *o)
     t->is_bytes = true;
     t->vocab = BYTE_IDS + (o->eod ? 1 : 0);
     t->eod = o->eod ? BYTE_IDS : -1;
-    t->hash = hash64_str(
-        "bytes", 0); /* the same with and without an end-of-document token: ids of text agree */
+    t->hash = hash64_str("bytes", 0); /* the same with and without an end-of-document token: ids of text agree */
     return ST_OK;
 }
 
@@ -137,10 +124,8 @@ int tokenizer_open_opts(struct tokenizer *t, const struct tokenizer_opts *o, str
     if (strcmp(o->name, "bytes") == 0)
         return open_bytes(t, o);
     if (!file_exists(o->name)) {
-        err_set(e, ST_IO, "unknown tokenizer '%s': it is not 'bytes', and there is no such file",
-                o->name);
-        return err_hint(
-            e, "name a tokenizer.json, a .tiktoken file, a tekken.json, or GPT-2's encoder.json");
+        err_set(e, ST_IO, "unknown tokenizer '%s': it is not 'bytes', and there is no such file", o->name);
+        return err_hint(e, "name a tokenizer.json, a .tiktoken file, a tekken.json, or GPT-2's encoder.json");
     }
     t->model = calloc(1, sizeof *t->model);
     if (t->model == NULL)
@@ -167,9 +152,7 @@ void tokenizer_close(struct tokenizer *t)
     *t = (struct tokenizer){.eod = -1};
 }
 
-/* ---- Asking
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- Asking ---------------------------------------------------------------------------------- */
 
 int64_t token_n_bytes(const struct tokenizer *t, int32_t id)
 {
@@ -180,8 +163,7 @@ int64_t token_n_bytes(const struct tokenizer *t, int32_t id)
     return t->model->vocab.flags[id] & T_SPECIAL ? 0 : (int64_t)t->model->vocab.text[id].len;
 }
 
-int tokenizer_decode(const struct tokenizer *t, int32_t id, uint8_t *out, size_t cap, size_t *n,
-                     struct err *e)
+int tokenizer_decode(const struct tokenizer *t, int32_t id, uint8_t *out, size_t cap, size_t *n, struct err *e)
 {
     if (id < 0 || id >= t->vocab)
         return err_set(e, ST_INVALID, "token id %d is outside the vocabulary of %d", id, t->vocab);
@@ -194,23 +176,18 @@ int tokenizer_decode(const struct tokenizer *t, int32_t id, uint8_t *out, size_t
     return ST_OK;
 }
 
-int tokenizer_count_bytes(const struct tokenizer *t, const int32_t *ids, int64_t n, int64_t *bytes,
-                          struct err *e)
+int tokenizer_count_bytes(const struct tokenizer *t, const int32_t *ids, int64_t n, int64_t *bytes, struct err *e)
 {
     *bytes = 0;
     for (int64_t i = 0; i < n; i++) {
         if (ids[i] >= t->vocab)
-            return err_set(e, ST_INVALID, "token id %d is outside the vocabulary of %d", ids[i],
-                           t->vocab);
+            return err_set(e, ST_INVALID, "token id %d is outside the vocabulary of %d", ids[i], t->vocab);
         *bytes += token_n_bytes(t, ids[i]);
     }
     return ST_OK;
 }
 
-size_t tokenizer_text_skip(const struct tokenizer *t)
-{
-    return t->model != NULL && t->model->strip_first ? 1 : 0;
-}
+size_t tokenizer_text_skip(const struct tokenizer *t) { return t->model != NULL && t->model->strip_first ? 1 : 0; }
 
 bool token_is_special(const struct tokenizer *t, int32_t id)
 {
@@ -236,10 +213,7 @@ int32_t tokenizer_find(const struct tokenizer *t, const char *text)
     return -1;
 }
 
-const char *tokenizer_kind(const struct tokenizer *t)
-{
-    return t->model != NULL ? t->model->kind : "bytes";
-}
+const char *tokenizer_kind(const struct tokenizer *t) { return t->model != NULL ? t->model->kind : "bytes"; }
 
 const char *tokenizer_hash_text(const struct tokenizer *t, char out[17])
 {
@@ -247,8 +221,5 @@ const char *tokenizer_hash_text(const struct tokenizer *t, char out[17])
     return out;
 }
 
-int tokenizer_n_files(const struct tokenizer *t)
-{
-    return t->model != NULL ? t->model->n_files : 0;
-}
+int tokenizer_n_files(const struct tokenizer *t) { return t->model != NULL ? t->model->n_files : 0; }
 const char *tokenizer_file(const struct tokenizer *t, int i) { return t->model->files[i]; }

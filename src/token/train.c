@@ -47,14 +47,9 @@ struct merger {
     size_t known_mask;
 };
 
-static inline uint64_t pair_of(uint32_t left, uint32_t right)
-{
-    return (uint64_t)left << 32 | right;
-}
+static inline uint64_t pair_of(uint32_t left, uint32_t right) { return (uint64_t)left << 32 | right; }
 
-/* ---- Pairs
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- Pairs ----------------------------------------------------------------------------------- */
 
 static int pairs_grow(struct merger *m, struct err *e)
 {
@@ -112,8 +107,7 @@ static int pair_gain(struct merger *m, uint64_t pair, int64_t count, uint32_t wo
     if (l->n > 0 && l->words[l->n - 1] == word)
         return ST_OK;
     if (l->n == 0) {
-        TRY(mem_grow((void **)&m->touched, &m->cap_touched, m->n_touched + 1, sizeof *m->touched,
-                     e));
+        TRY(mem_grow((void **)&m->touched, &m->cap_touched, m->n_touched + 1, sizeof *m->touched, e));
         m->touched[m->n_touched++] = (size_t)(p - m->pairs);
     }
     if (l->n == l->cap) {
@@ -136,8 +130,7 @@ static int pair_lose(struct merger *m, uint64_t pair, int64_t count, struct err 
     return ST_OK;
 }
 
-/* ---- Queue: most frequent first, then the smaller pair
- * ----------------------------------------------------------- */
+/* ---- Queue: most frequent first, then the smaller pair --------------------------------------- */
 
 static inline bool before(const struct queue_entry *a, const struct queue_entry *b)
 {
@@ -171,8 +164,7 @@ static int queue_gained(struct merger *m, struct err *e)
         struct pair_entry *p = &m->pairs[m->touched[i]];
         if (p->count > 0) {
             TRY(mem_grow((void **)&m->queue, &m->cap_queue, m->n_queue + 1, sizeof *m->queue, e));
-            m->queue[m->n_queue] =
-                (struct queue_entry){.count = p->count, .pair = p->pair, .places = p->gained};
+            m->queue[m->n_queue] = (struct queue_entry){.count = p->count, .pair = p->pair, .places = p->gained};
             queue_up(m, m->n_queue++);
         } else {
             free(p->gained.words);
@@ -183,17 +175,14 @@ static int queue_gained(struct merger *m, struct err *e)
     return ST_OK;
 }
 
-/* ---- Tokens
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- Tokens ---------------------------------------------------------------------------------- */
 
-static int token_push(struct token_trainer *t, const uint8_t *a, size_t n_a, const uint8_t *b,
-                      size_t n_b, struct err *e)
+static int token_push(struct token_trainer *t, const uint8_t *a, size_t n_a, const uint8_t *b, size_t n_b,
+                      struct err *e)
 {
     TRY(mem_grow((void **)&t->tokens, &t->cap_tokens, t->n_tokens + 1, sizeof *t->tokens, e));
     if (t->n_bytes + n_a + n_b > t->cap_bytes) {
-        size_t cap = t->cap_bytes * 2 + n_a + n_b + 65536,
-               off_a = a != NULL ? (size_t)(a - t->bytes) : 0,
+        size_t cap = t->cap_bytes * 2 + n_a + n_b + 65536, off_a = a != NULL ? (size_t)(a - t->bytes) : 0,
                off_b = b != NULL ? (size_t)(b - t->bytes) : 0;
         uint8_t *bytes = realloc(t->bytes, cap);
         if (bytes == NULL)
@@ -216,8 +205,8 @@ static int token_push(struct token_trainer *t, const uint8_t *a, size_t n_a, con
 static int token_for(struct merger *m, uint32_t left, uint32_t right, uint32_t *id, struct err *e)
 {
     struct token_trainer *t = m->t;
-    TRY(token_push(t, t->bytes + t->tokens[left].off, t->tokens[left].len,
-                   t->bytes + t->tokens[right].off, t->tokens[right].len, e));
+    TRY(token_push(t, t->bytes + t->tokens[left].off, t->tokens[left].len, t->bytes + t->tokens[right].off,
+                   t->tokens[right].len, e));
     struct token_span s = t->tokens[t->n_tokens - 1];
     const uint8_t *p = t->bytes + s.off;
     size_t i = (size_t)piece_hash(p, s.len) & m->known_mask;
@@ -235,9 +224,7 @@ static int token_for(struct merger *m, uint32_t left, uint32_t right, uint32_t *
     return ST_OK;
 }
 
-/* ---- Words
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- Words ----------------------------------------------------------------------------------- */
 
 static int make_words(struct merger *m, const uint32_t byte_id[ALPHABET], struct err *e)
 {
@@ -275,13 +262,11 @@ static int count_pairs(struct merger *m, struct err *e)
 
 static inline bool fits(const struct token_trainer *t, uint32_t a, uint32_t b)
 {
-    return t->o.max_token_bytes == 0 ||
-           (int64_t)t->tokens[a].len + t->tokens[b].len <= t->o.max_token_bytes;
+    return t->o.max_token_bytes == 0 || (int64_t)t->tokens[a].len + t->tokens[b].len <= t->o.max_token_bytes;
 }
 
 /* Merges left to right in one word; counts follow the neighbours. */
-static int merge_word(struct merger *m, uint32_t word, uint32_t left, uint32_t right, uint32_t id,
-                      struct err *e)
+static int merge_word(struct merger *m, uint32_t word, uint32_t left, uint32_t right, uint32_t id, struct err *e)
 {
     uint32_t *s = m->w.symbols + m->w.at[word], n = m->w.len[word], to = 0;
     int64_t count = (int64_t)m->w.count[word];
@@ -307,9 +292,7 @@ static int merge_word(struct merger *m, uint32_t word, uint32_t left, uint32_t r
     return ST_OK;
 }
 
-/* ---- The whole
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- The whole ------------------------------------------------------------------------------- */
 
 /* Takes the best pair out of the queue; false: none is left that is frequent enough. */
 static bool next_pair(struct merger *m, struct queue_entry *top)
@@ -335,8 +318,7 @@ static bool next_pair(struct merger *m, struct queue_entry *top)
     return false;
 }
 
-static int merge_all(struct merger *m, void (*report)(void *ctx, int64_t merges), void *ctx,
-                     struct err *e)
+static int merge_all(struct merger *m, void (*report)(void *ctx, int64_t merges), void *ctx, struct err *e)
 {
     struct token_trainer *t = m->t;
     struct queue_entry top;
@@ -344,8 +326,7 @@ static int merge_all(struct merger *m, void (*report)(void *ctx, int64_t merges)
         uint32_t left = (uint32_t)(top.pair >> 32), right = (uint32_t)top.pair, id;
         int st = token_for(m, left, right, &id, e);
         if (st == ST_OK)
-            st = mem_grow((void **)&t->merges, &t->cap_merges, t->n_merges + 1, sizeof *t->merges,
-                          e);
+            st = mem_grow((void **)&t->merges, &t->cap_merges, t->n_merges + 1, sizeof *t->merges, e);
         if (st == ST_OK)
             t->merges[t->n_merges++] = (struct train_merge){.left = left, .right = right, .id = id};
         for (uint32_t i = 0; i < top.places.n && st == ST_OK; i++)
@@ -418,8 +399,7 @@ static void drop_repeats(struct token_trainer *t)
     qsort(t->merges, kept, sizeof *t->merges, by_order);
 }
 
-int token_trainer_run(struct token_trainer *t, void (*report)(void *ctx, int64_t merges), void *ctx,
-                      struct err *e)
+int token_trainer_run(struct token_trainer *t, void (*report)(void *ctx, int64_t merges), void *ctx, struct err *e)
 {
     struct merger m = {.t = t};
     uint32_t byte_id[ALPHABET];

@@ -21,12 +21,11 @@ void pieces_release(struct piece_table *t)
     *t = (struct piece_table){0};
 }
 
-static struct piece_slot *find_slot(const struct piece_table *t, const uint8_t *p, size_t len,
-                                    uint64_t hash)
+static struct piece_slot *find_slot(const struct piece_table *t, const uint8_t *p, size_t len, uint64_t hash)
 {
     size_t i = (size_t)hash & t->mask;
-    while (t->slots[i].len != 0 && !(t->slots[i].hash == hash && t->slots[i].len == len &&
-                                     bytes_equal(t->bytes + t->slots[i].off, p, len)))
+    while (t->slots[i].len != 0 &&
+           !(t->slots[i].hash == hash && t->slots[i].len == len && bytes_equal(t->bytes + t->slots[i].off, p, len)))
         i = (i + 1) & t->mask;
     return &t->slots[i];
 }
@@ -54,8 +53,7 @@ static int grow_slots(struct piece_table *t, struct err *e)
     return ST_OK;
 }
 
-int pieces_add(struct piece_table *t, const uint8_t *p, size_t len, uint64_t hash, uint64_t count,
-               struct err *e)
+int pieces_add(struct piece_table *t, const uint8_t *p, size_t len, uint64_t hash, uint64_t count, struct err *e)
 {
     struct piece_slot *s = find_slot(t, p, len, hash);
     if (s->len != 0) {
@@ -102,8 +100,7 @@ int pieces_prune(struct piece_table *t, int64_t *dropped, struct err *e)
     return ST_OK;
 }
 
-/* ---- One text
- * ---------------------------------------------------------------------------------------------- */
+/* ---- One text -------------------------------------------------------------------------------- */
 
 struct counter {
     const struct token_trainer *t;
@@ -115,8 +112,7 @@ struct counter {
 static int count_piece(struct counter *c, const uint8_t *p, size_t len, struct err *e)
 {
     c->n++;
-    if (len == 1 ||
-        len > PIECE_MAX) /* nothing to merge in one byte; endless pieces are not words */
+    if (len == 1 || len > PIECE_MAX) /* nothing to merge in one byte; endless pieces are not words */
         return ST_OK;
     return pieces_add(&c->pieces, p, len, piece_hash(p, len), 1, e);
 }
@@ -159,8 +155,7 @@ static int count_text(struct counter *c, const uint8_t *p, size_t n, struct err 
     while (p < end) {
         const uint8_t *bad = utf8_check(p, end);
         if (bad > p)
-            TRY(c->t->known != NULL ? count_known(c, p, bad, e)
-                                    : count_regex(c, p, (size_t)(bad - p), e));
+            TRY(c->t->known != NULL ? count_known(c, p, bad, e) : count_regex(c, p, (size_t)(bad - p), e));
         p = bad + (bad < end);
     }
     return ST_OK;
@@ -176,9 +171,7 @@ size_t token_trainer_cut(const struct token_trainer *t, const void *text, size_t
     return cut > 0 ? cut : n;
 }
 
-/* ---- Many texts
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- Many texts ------------------------------------------------------------------------------ */
 
 struct group {
     int first, n;
@@ -215,8 +208,7 @@ static int add_group(struct token_trainer *t, struct group *g, struct err *e)
     return ST_OK;
 }
 
-static int make_groups(struct group *groups, const struct token_trainer *t,
-                       const struct token_text *texts, int n)
+static int make_groups(struct group *groups, const struct token_trainer *t, const struct token_text *texts, int n)
 {
     int n_groups = 0;
     size_t bytes = 0;

@@ -20,8 +20,7 @@ struct piece_table {
 };
 int pieces_init(struct piece_table *t, size_t slots, struct err *e);
 void pieces_release(struct piece_table *t);
-int pieces_add(struct piece_table *t, const uint8_t *p, size_t len, uint64_t hash, uint64_t count,
-               struct err *e);
+int pieces_add(struct piece_table *t, const uint8_t *p, size_t len, uint64_t hash, uint64_t count, struct err *e);
 /* Drops pieces seen once; *dropped grows by their number. */
 int pieces_prune(struct piece_table *t, int64_t *dropped, struct err *e);
 

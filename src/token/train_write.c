@@ -23,9 +23,7 @@ static int open_pattern(struct token_trainer *t, struct err *e)
         TRY(regex_open(&t->regex, p, e));
     t->pattern = strdup(t->known != NULL ? t->known->pattern : p);
     t->special = strdup(t->o.special != NULL ? t->o.special : "");
-    return t->pattern != NULL && t->special != NULL
-               ? ST_OK
-               : err_set(e, ST_NOMEM, "out of memory for a trainer");
+    return t->pattern != NULL && t->special != NULL ? ST_OK : err_set(e, ST_NOMEM, "out of memory for a trainer");
 }
 
 int token_trainer_open(struct token_trainer **out, const struct token_train_opts *o, struct err *e)
@@ -71,8 +69,7 @@ void token_trainer_close(struct token_trainer *t)
 
 struct token_train_stats token_trainer_stats(const struct token_trainer *t) { return t->stats; }
 
-/* ---- tokenizer.json
- * ----------------------------------------------------------------------------------------- */
+/* ---- tokenizer.json -------------------------------------------------------------------------- */
 
 static void add_json_text(struct buf *out, const char *text, size_t n)
 {

@@ -98,10 +98,9 @@ void base64_encode(const uint8_t *bytes, size_t n, struct buf *out)
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     for (size_t i = 0; i < n; i += 3) {
         size_t left = n - i < 3 ? n - i : 3;
-        uint32_t bits = (uint32_t)bytes[i] << 16 | (left > 1 ? (uint32_t)bytes[i + 1] << 8 : 0) |
-                        (left > 2 ? bytes[i + 2] : 0u);
-        char four[4] = {digits[bits >> 18], digits[bits >> 12 & 63],
-                        left > 1 ? digits[bits >> 6 & 63] : '=',
+        uint32_t bits =
+            (uint32_t)bytes[i] << 16 | (left > 1 ? (uint32_t)bytes[i + 1] << 8 : 0) | (left > 2 ? bytes[i + 2] : 0u);
+        char four[4] = {digits[bits >> 18], digits[bits >> 12 & 63], left > 1 ? digits[bits >> 6 & 63] : '=',
                         left > 2 ? digits[bits & 63] : '='};
         buf_add_n(out, four, 4);
     }
@@ -128,9 +127,7 @@ uint32_t alphabet_char(uint8_t byte)
 {
     if (alphabet_plain(byte))
         return byte;
-    return byte <= 0x20   ? 0x100u + byte
-           : byte <= 0xA0 ? 0x100u + 33u + (byte - 0x7Fu)
-                          : 0x100u + 67u;
+    return byte <= 0x20 ? 0x100u + byte : byte <= 0xA0 ? 0x100u + 33u + (byte - 0x7Fu) : 0x100u + 67u;
 }
 
 int64_t alphabet_decode(const char *text, size_t n, uint8_t *out)

@@ -15,12 +15,10 @@ void vocab_release(struct vocab *v)
     *v = (struct vocab){0};
 }
 
-static int keep_bytes(struct vocab *v, const void *bytes, size_t n, struct token_span *at,
-                      struct err *e)
+static int keep_bytes(struct vocab *v, const void *bytes, size_t n, struct token_span *at, struct err *e)
 {
     if (n > TOKEN_MAX_BYTES || v->n_bytes + n > UINT32_MAX)
-        return err_set(e, ST_CORRUPT, "a token of %zu bytes; at most %d are supported", n,
-                       TOKEN_MAX_BYTES);
+        return err_set(e, ST_CORRUPT, "a token of %zu bytes; at most %d are supported", n, TOKEN_MAX_BYTES);
     TRY(mem_grow((void **)&v->bytes, &v->cap_bytes, v->n_bytes + n + 1, 1, e));
     if (n > 0)
         memcpy(v->bytes + v->n_bytes, bytes, n);
@@ -32,8 +30,7 @@ static int keep_bytes(struct vocab *v, const void *bytes, size_t n, struct token
 int vocab_add(struct vocab *v, int64_t id, const void *key, size_t n, unsigned flags, struct err *e)
 {
     if (id < 0 || id >= TOKEN_MAX_ID)
-        return err_set(e, ST_CORRUPT, "token id %lld is outside 0..%d", (long long)id,
-                       TOKEN_MAX_ID - 1);
+        return err_set(e, ST_CORRUPT, "token id %lld is outside 0..%d", (long long)id, TOKEN_MAX_ID - 1);
     size_t need = (size_t)id + 1;
     TRY(mem_grow((void **)&v->key, &v->cap_key, need, sizeof *v->key, e));
     TRY(mem_grow((void **)&v->text, &v->cap_text, need, sizeof *v->text, e));

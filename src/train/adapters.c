@@ -70,7 +70,7 @@ int adapters_merge(const struct ckpt *from, const struct config *c, const struct
     return st;
 }
 
-/* ---- a checkpoint without adapters -------------------------------------------------------------------------- */
+/* ---- a checkpoint without adapters ----------------------------------------------------------- */
 
 struct merger {
     const struct ckpt *from;
@@ -153,7 +153,7 @@ out:
     return st;
 }
 
-/* ---- PEFT --------------------------------------------------------------------------------------------------- */
+/* ---- PEFT ------------------------------------------------------------------------------------ */
 
 /* A group with freeze = off trains weights of the base, which PEFT's file has no place for. */
 static int refuse_trained_base(const struct ckpt *from, struct err *e)

@@ -21,7 +21,7 @@ struct writer {
     int64_t done, all;
 };
 
-/* ---- tensors -------------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 /* One file: tensors of one or several spaces, under names of their own. */
 struct part {
@@ -127,7 +127,7 @@ out:
     return st;
 }
 
-/* ---- what Megatron knows about a model -------------------------------------------------------------------------- */
+/* ---- what Megatron knows about a model ------------------------------------------------------- */
 
 /* Its arguments that are options here, value for value. */
 static const char *const args[][2] = {
@@ -237,7 +237,7 @@ static int write_json(const struct writer *w, bool optimizer, struct err *e)
     return st;
 }
 
-/* ---- the folder ----------------------------------------------------------------------------------------------- */
+/* ---- the folder ------------------------------------------------------------------------------ */
 
 static int write_all(struct writer *w, struct buf *notes, struct err *e)
 {

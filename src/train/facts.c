@@ -15,8 +15,7 @@ enum { MAX_COMMAND = 64 * 1024 };
 /* A word of the command line as a shell would take it back. */
 static void add_word(struct buf *b, const char *word)
 {
-    static const char plain[] =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=./,:@%";
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=./,:@%";
     if (word[0] != '\0' && word[strspn(word, plain)] == '\0') {
         buf_add(b, word);
         return;
@@ -61,17 +60,15 @@ void facts_machine(const struct trainer *t, struct buf *out)
     char text[32];
     buf_addf(out, "braid    %s\n", version_text());
     if (uname(&host) == 0)
-        buf_addf(out, "host     %s, %s %s, %s\n", host.nodename, host.sysname, host.release,
-                 host.machine);
+        buf_addf(out, "host     %s, %s %s, %s\n", host.nodename, host.sysname, host.release, host.machine);
     if (sysinfo(&ram) == 0)
         buf_addf(out, "cores    %ld, %s of memory\n", sysconf(_SC_NPROCESSORS_ONLN),
                  human_bytes((double)ram.totalram * ram.mem_unit, text, sizeof text));
     buf_addf(out, "device   %s\n", t->dev.name);
     if (t->model.mesh.world > 1)
-        buf_addf(out, "ranks    %d: %d data-parallel, %d pipeline stages, experts over %d\n",
-                 t->model.mesh.world, t->model.mesh.dp, t->model.mesh.pp, t->model.mesh.ep);
-    buf_addf(out, "memory   %s planned and allocated%s\n",
-             human_bytes((double)facts_memory(t), text, sizeof text),
+        buf_addf(out, "ranks    %d: %d data-parallel, %d pipeline stages, experts over %d\n", t->model.mesh.world,
+                 t->model.mesh.dp, t->model.mesh.pp, t->model.mesh.ep);
+    buf_addf(out, "memory   %s planned and allocated%s\n", human_bytes((double)facts_memory(t), text, sizeof text),
              t->model.mesh.world > 1 ? " on this rank" : "");
     for (int a = 0; a < ARENA_COUNT; a++)
         if (t->model.mem.allocated[a] > 0)

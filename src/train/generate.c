@@ -104,7 +104,7 @@ int generator_feed(struct generator *g, const int32_t *tokens, int64_t n, struct
     return generator_feed_all(g, tokens, n, NULL, NULL, logits, e);
 }
 
-/* ---- sampling ------------------------------------------------------------------------------------------------- */
+/* ---- sampling -------------------------------------------------------------------------------- */
 
 /* Likelier ones first, equal ones by id: no two candidates are equal. */
 static bool comes_before(const struct candidate *x, const struct candidate *y)
@@ -159,7 +159,8 @@ static const struct candidate *best(struct ordering *o, int64_t i)
     return &o->c[i];
 }
 
-int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n, struct candidate *scratch)
+int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n,
+                 struct candidate *scratch)
 {
     int64_t likeliest = 0;
     for (int64_t i = 0; i < vocab; i++) {

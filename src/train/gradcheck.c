@@ -34,8 +34,16 @@ static int fill_batch(struct checker *c, const struct config *cfg, uint64_t seed
 
 static int loss_of(struct checker *c, double *loss, struct err *e)
 {
-    struct run_info run = {.step = 3, .first_sample = 11, .first_mb = true, .scale = c->scale[0], .mtp_scale = c->scale + 1, .mb_share = 1, .tokens = c->tokens,
-                           .labels = c->labels, .pos = c->pos, .doc_start = c->doc};
+    struct run_info run = {.step = 3,
+                           .first_sample = 11,
+                           .first_mb = true,
+                           .scale = c->scale[0],
+                           .mtp_scale = c->scale + 1,
+                           .mb_share = 1,
+                           .tokens = c->tokens,
+                           .labels = c->labels,
+                           .pos = c->pos,
+                           .doc_start = c->doc};
     TRY(exec_run(&c->exec, &c->train.p, &run, e));
     struct tensor slot = model_slot(&c->model, &c->train, c->train.loss);
     *loss = ((const double *)slot.data)[0] * c->scale[0];
@@ -85,7 +93,8 @@ static int wide_difference(struct checker *c, struct tensor *p, uint64_t key, do
 /* A wrong gradient is wrong at every step size. A right one may miss at one of them: a large step can push a
  * token over the edge to another expert, or see the third derivative; a small one drowns a gradient near 0
  * in rounding. So several steps get a say, the last ones for gradients near 0. */
-static int check_param(struct checker *c, int k, const double *grad, uint64_t seed, struct model_check_row *row, struct err *e)
+static int check_param(struct checker *c, int k, const double *grad, uint64_t seed, struct model_check_row *row,
+                       struct err *e)
 {
     static const double steps[] = {1e-5, 1e-6, 2e-7, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2};
     enum { PLAIN_STEPS = 5 };
@@ -100,7 +109,8 @@ static int check_param(struct checker *c, int k, const double *grad, uint64_t se
     }
     for (int s = 0; s < countof(steps) && !(row->error <= GRADCHECK_ALLOWED); s++) {
         double numeric;
-        TRY(s < PLAIN_STEPS ? difference(c, &p, key, steps[s], &numeric, e) : wide_difference(c, &p, key, steps[s], &numeric, e));
+        TRY(s < PLAIN_STEPS ? difference(c, &p, key, steps[s], &numeric, e)
+                            : wide_difference(c, &p, key, steps[s], &numeric, e));
         double error = fabs(numeric - row->analytic) / (sqrt(scale) + fabs(row->analytic) + 1e-6);
         if (!(error >= row->error)) {
             row->numeric = numeric;
@@ -110,15 +120,18 @@ static int check_param(struct checker *c, int k, const double *grad, uint64_t se
     return ST_OK;
 }
 
-static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed, void (*visit)(void *, const struct model_check_row *),
-                      void *ctx, double *worst, struct err *e)
+static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed,
+                      void (*visit)(void *, const struct model_check_row *), void *ctx, double *worst, struct err *e)
 {
     struct model_plan *plans[] = {&c->train};
-    struct model_plan_opts o = {.name = "gradcheck", .mode = BUILD_TRAIN, .batch = cfg->train.micro_batch, .seq = cfg->train.seq};
+    struct model_plan_opts o = {
+        .name = "gradcheck", .mode = BUILD_TRAIN, .batch = cfg->train.micro_batch, .seq = cfg->train.seq};
     double loss, *saved = NULL;
     TRY(routes_refuse(cfg, "gradcheck", e));
     if (cfg->gpu.precision == CFG_PRECISION_FP8) {
-        err_set(e, ST_USAGE, "gradcheck: with gpu.precision = fp8 the loss is a staircase, which has no differences to compare with");
+        err_set(
+            e, ST_USAGE,
+            "gradcheck: with gpu.precision = fp8 the loss is a staircase, which has no differences to compare with");
         return err_hint(e, "leave gpu.precision away; `braid grads` compares gradients of devices and precisions");
     }
     TRY(dev_open(&c->dev, DEV_REF, 1, e));
@@ -156,8 +169,8 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
     return st;
 }
 
-int model_gradcheck(const struct config *cfg, uint64_t seed, void (*visit)(void *, const struct model_check_row *), void *ctx,
-                    double *worst, struct err *e)
+int model_gradcheck(const struct config *cfg, uint64_t seed, void (*visit)(void *, const struct model_check_row *),
+                    void *ctx, double *worst, struct err *e)
 {
     struct checker c = {0};
     *worst = 0;

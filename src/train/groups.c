@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- checks ------------------------------------------------------------------------------------------ */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 static bool matches_any(const struct param_table *t, const char *glob)
 {
@@ -154,7 +154,7 @@ int groups_check_model(const struct model *m, struct err *e)
     return st;
 }
 
-/* ---- for people ---------------------------------------------------------------------------------------- */
+/* ---- for people ------------------------------------------------------------------------------ */
 
 /* A key whose numbers are stars: "decoder.layers.*.mlp.linear_fc1.weight". */
 static void starred(const char *key, char *out, size_t size)

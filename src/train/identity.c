@@ -37,8 +37,8 @@ static int same_on_all_ranks(struct trainer *t, struct err *e)
     struct buf text;
     buf_init(&text, 0);
     for (int i = 0; i < t->n_data; i++)
-        buf_addf(&text, "data.%s file %d: %lld bytes with hash %016llx\n", t->data[i].part, i, (long long)t->data[i].file.bytes,
-                 (unsigned long long)t->data[i].file.xxh3);
+        buf_addf(&text, "data.%s file %d: %lld bytes with hash %016llx\n", t->data[i].part, i,
+                 (long long)t->data[i].file.bytes, (unsigned long long)t->data[i].file.xxh3);
     buf_add(&text, "");
     int st = ranks_agree(t, "data files", buf_check(&text, e), e);
     if (st == ST_OK && t->world != NULL)
@@ -75,20 +75,24 @@ static void first_change(const struct trainer *t, const struct ckpt *from, const
             continue;
         const struct file_id *now = now_at(t, part, at++);
         if (now == NULL) {
-            buf_addf(out, "data.%s has %d files, and at step %lld it also had %s", part, n, (long long)ckpt_step(from), was.file.path);
+            buf_addf(out, "data.%s has %d files, and at step %lld it also had %s", part, n, (long long)ckpt_step(from),
+                     was.file.path);
             return;
         }
         if (now->bytes == was.file.bytes && now->xxh3 == was.file.xxh3)
             continue;
-        buf_addf(out, "data.%s: %s (%lld bytes, hash %016llx) is not what the run had at step %lld: %s%s%lld bytes, hash %016llx", part,
-                 now->path, (long long)now->bytes, (unsigned long long)now->xxh3, (long long)ckpt_step(from),
-                 strcmp(now->path, was.file.path) != 0 ? was.file.path : "", strcmp(now->path, was.file.path) != 0 ? ", " : "", (long long)was.file.bytes,
-                 (unsigned long long)was.file.xxh3);
+        buf_addf(
+            out,
+            "data.%s: %s (%lld bytes, hash %016llx) is not what the run had at step %lld: %s%s%lld bytes, hash %016llx",
+            part, now->path, (long long)now->bytes, (unsigned long long)now->xxh3, (long long)ckpt_step(from),
+            strcmp(now->path, was.file.path) != 0 ? was.file.path : "",
+            strcmp(now->path, was.file.path) != 0 ? ", " : "", (long long)was.file.bytes,
+            (unsigned long long)was.file.xxh3);
         return;
     }
     if (at > 0 && at < n)
-        buf_addf(out, "data.%s has %d files, and at step %lld it had %d; new is %s", part, n, (long long)ckpt_step(from), at,
-                 now_at(t, part, at)->path);
+        buf_addf(out, "data.%s has %d files, and at step %lld it had %d; new is %s", part, n,
+                 (long long)ckpt_step(from), at, now_at(t, part, at)->path);
 }
 
 static int same_as_saved(struct trainer *t, const struct ckpt *from, struct err *e)

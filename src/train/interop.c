@@ -1,5 +1,5 @@
-/* Whole models to and from folders of other programs: what the import and export commands and run.load_weights call. The
- * model is laid out on paper only, for its list of parameters; values pass through one tensor at a time. */
+/* Whole models to and from folders of other programs: what the import and export commands and run.load_weights call.
+ * The model is laid out on paper only, for its list of parameters; values pass through one tensor at a time. */
 #include "train/adapters_int.h"
 
 #include <stdlib.h>
@@ -31,7 +31,7 @@ void paper_close(struct paper *p)
     *p = (struct paper){.n = 0};
 }
 
-/* ---- tokenizers ----------------------------------------------------------------------------------------------- */
+/* ---- tokenizers ------------------------------------------------------------------------------ */
 
 int import_tokenizer(struct config *c, const char *folder, struct buf *notes, struct err *e)
 {
@@ -59,8 +59,8 @@ static const char *pre_tokenizer(const char *pattern)
 {
     static const struct {
         const char *ours, *theirs;
-    } names[] = {{"gpt2", "gpt-2"},    {"r50k", "gpt-2"},           {"llama3", "llama-bpe"}, {"qwen2", "qwen2"}, {"qwen35", "qwen35"},
-                 {"tekken", "tekken"}, {"deepseek3", "deepseek-v3"}, {"o200k", "gpt-4o"}};
+    } names[] = {{"gpt2", "gpt-2"},    {"r50k", "gpt-2"},    {"llama3", "llama-bpe"},      {"qwen2", "qwen2"},
+                 {"qwen35", "qwen35"}, {"tekken", "tekken"}, {"deepseek3", "deepseek-v3"}, {"o200k", "gpt-4o"}};
     for (int i = 0; pattern != NULL && i < countof(names); i++)
         if (str_starts(pattern, names[i].ours))
             return names[i].theirs;
@@ -68,7 +68,8 @@ static const char *pre_tokenizer(const char *pattern)
 }
 
 /* The vocabulary of a GGUF file has as many tokens as the model. */
-static int fill_vocab(struct token_listing *l, const struct config *c, const struct tokenizer *tok, struct gguf_vocab *v, struct err *e)
+static int fill_vocab(struct token_listing *l, const struct config *c, const struct tokenizer *tok,
+                      struct gguf_vocab *v, struct err *e)
 {
     int64_t n = c->model.vocab;
     const char **tokens = arena_alloc(&l->memory, (size_t)n * sizeof *tokens);
@@ -81,14 +82,23 @@ static int fill_vocab(struct token_listing *l, const struct config *c, const str
         if (tokens[i] == NULL)
             return err_set(e, ST_NOMEM, "out of memory for a vocabulary");
     }
-    *v = (struct gguf_vocab){.model = "gpt2", .pre = pre_tokenizer(l->pattern), .n = n, .n_merges = l->n_merges, .tokens = tokens, .types = kinds,
-                             .merges = l->merges, .bos = l->bos, .eos = tok->eod, .add_bos = l->bos >= 0};
+    *v = (struct gguf_vocab){.model = "gpt2",
+                             .pre = pre_tokenizer(l->pattern),
+                             .n = n,
+                             .n_merges = l->n_merges,
+                             .tokens = tokens,
+                             .types = kinds,
+                             .merges = l->merges,
+                             .bos = l->bos,
+                             .eos = tok->eod,
+                             .add_bos = l->bos >= 0};
     if (v->pre == NULL)
-        return err_set(e, ST_UNSUPPORTED, "llama.cpp has no name for the way this tokenizer splits text (%s)", tokenizer_kind(tok));
+        return err_set(e, ST_UNSUPPORTED, "llama.cpp has no name for the way this tokenizer splits text (%s)",
+                       tokenizer_kind(tok));
     return ST_OK;
 }
 
-/* ---- import --------------------------------------------------------------------------------------------------- */
+/* ---- import ---------------------------------------------------------------------------------- */
 
 struct importer {
     struct hf_folder *folder;
@@ -116,7 +126,8 @@ static int fetch_param(void *ctx, const char *key, struct tensor *host, struct e
     return err_set(e, ST_INTERNAL, "there is no rule to import %s", key);
 }
 
-int import_hf(struct hf_folder *f, struct config *c, const char *run_dir, const struct interop_progress *progress, struct buf *notes, struct err *e)
+int import_hf(struct hf_folder *f, struct config *c, const char *run_dir, const struct interop_progress *progress,
+              struct buf *notes, struct err *e)
 {
     struct paper paper;
     struct ckpt_item *items = NULL;
@@ -132,7 +143,8 @@ int import_hf(struct hf_folder *f, struct config *c, const char *run_dir, const 
     TRY_OUT(mem_array((void **)&items, (size_t)paper.n, sizeof *items, e));
     for (int i = 0; i < paper.n; i++) {
         const struct param *p = paper.params[i];
-        items[i] = (struct ckpt_item){.key = p->key, .host = tensor_shape(DT_F32, p->rank, p->dim), .section = CKPT_MODEL};
+        items[i] =
+            (struct ckpt_item){.key = p->key, .host = tensor_shape(DT_F32, p->rank, p->dim), .section = CKPT_MODEL};
         m.all += tensor_bytes(&items[i].host);
     }
     TRY_OUT(tokenizer_for(c, &tok, e));
@@ -140,8 +152,14 @@ int import_hf(struct hf_folder *f, struct config *c, const char *run_dir, const 
     config_write(c, &text, false);
     TRY_OUT(buf_check(&text, e));
     struct ckpt_source source = {fetch_param, &m};
-    struct ckpt_save_args args = {.run_dir = run_dir, .items = items, .n_items = paper.n, .source = &source, .config_text = text.text,
-                                  .files = files, .n_files = n_files, .counters = {.seed = (uint64_t)c->run.seed}};
+    struct ckpt_save_args args = {.run_dir = run_dir,
+                                  .items = items,
+                                  .n_items = paper.n,
+                                  .source = &source,
+                                  .config_text = text.text,
+                                  .files = files,
+                                  .n_files = n_files,
+                                  .counters = {.seed = (uint64_t)c->run.seed}};
     st = ckpt_save(&args, e);
 out:
     tokenizer_unpack(files, n_files);
@@ -153,7 +171,7 @@ out:
     return st;
 }
 
-/* ---- export --------------------------------------------------------------------------------------------------- */
+/* ---- export ---------------------------------------------------------------------------------- */
 
 struct exporter {
     const struct ckpt *from;
@@ -233,15 +251,25 @@ out:
 }
 
 /* gguf: the type of a GGUF file's matrices; NULL: a folder. */
-static int export_as(const struct ckpt *from, const struct config *c, const struct export_opts *o, const enum gguf_type *gguf, struct err *e)
+static int export_as(const struct ckpt *from, const struct config *c, const struct export_opts *o,
+                     const enum gguf_type *gguf, struct err *e)
 {
     struct paper paper;
     TRY(paper_open(&paper, c, e));
     struct exporter x = {.from = from, .config = c, .paper = &paper, .held = -1, .progress = o->progress};
     int st = list_base(&x, e);
-    struct hf_export args = {.path = o->path, .config = c, .params = x.params, .n_params = x.n, .fetch = fetch_stored, .ctx = &x,
-                             .family = o->family, .dtype = o->dtype, .shard_bytes = o->shard_bytes, .extra_files = o->extra_files,
-                             .n_extra_files = o->n_extra_files, .progress = pass_progress};
+    struct hf_export args = {.path = o->path,
+                             .config = c,
+                             .params = x.params,
+                             .n_params = x.n,
+                             .fetch = fetch_stored,
+                             .ctx = &x,
+                             .family = o->family,
+                             .dtype = o->dtype,
+                             .shard_bytes = o->shard_bytes,
+                             .extra_files = o->extra_files,
+                             .n_extra_files = o->n_extra_files,
+                             .progress = pass_progress};
     if (st == ST_OK)
         st = gguf != NULL ? write_gguf(&args, *gguf, e) : hf_export(&args, e);
     free(x.values);
@@ -256,7 +284,8 @@ int export_hf(const struct ckpt *from, const struct config *c, const struct expo
     return export_as(from, c, o, NULL, e);
 }
 
-int export_gguf(const struct ckpt *from, const struct config *c, const struct export_opts *o, enum gguf_type type, struct err *e)
+int export_gguf(const struct ckpt *from, const struct config *c, const struct export_opts *o, enum gguf_type type,
+                struct err *e)
 {
     return export_as(from, c, o, &type, e);
 }

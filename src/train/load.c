@@ -1,5 +1,5 @@
-/* Filling a model from a checkpoint or a file of weights, whatever layout its keys have and whatever ranks wrote it. A rank checks
- * the file against all parameters of the model and takes what it holds of each. */
+/* Filling a model from a checkpoint or a file of weights, whatever layout its keys have and whatever ranks wrote it. A
+ * rank checks the file against all parameters of the model and takes what it holds of each. */
 #include "ckpt/keys/keymap.h"
 #include "hf/hf.h"
 #include "train/reshard_int.h"
@@ -44,13 +44,15 @@ static int take_part(struct model *m, int index, enum key_space space, const str
 }
 
 /* On a host device that holds all of it straight into place, else by way of a host copy. */
-static int load_one(struct model *m, const struct keymap *map, int i, const struct param *whole, int index, enum key_space space, struct err *e)
+static int load_one(struct model *m, const struct keymap *map, int i, const struct param *whole, int index,
+                    enum key_space space, struct err *e)
 {
     bool moment = space != KEYS_MODEL;
     struct tensor place = moment ? optim_state(m, index, space == KEYS_EXP_AVG_SQ) : model_param(m, index);
     if (m->dev->kind != DEV_CUDA && place.rank == whole->rank && tensor_elems(&place) == param_elems(whole))
         return keymap_load(map, i, &place, e);
-    struct tensor host = tensor_shape(moment ? m->dev->wide : param_dtype(whole, m->dev->wide), whole->rank, whole->dim);
+    struct tensor host =
+        tensor_shape(moment ? m->dev->wide : param_dtype(whole, m->dev->wide), whole->rank, whole->dim);
     TRY(mem_aligned(&host.data, (size_t)max_i64(tensor_bytes(&host), 1), DEV_ALIGN, e));
     int st = keymap_load(map, i, &host, e);
     if (st == ST_OK)
@@ -61,8 +63,8 @@ static int load_one(struct model *m, const struct keymap *map, int i, const stru
 
 /* Everything is checked before the first value changes. note (may be NULL) says what was allowed.
  */
-static int load_space(struct model *m, const struct key_file *f, enum key_space space, bool base,
-                      unsigned allow, struct err *note, struct err *e)
+static int load_space(struct model *m, const struct key_file *f, enum key_space space, bool base, unsigned allow,
+                      struct err *note, struct err *e)
 {
     const struct param **params = NULL;
     struct keymap *map = NULL;
@@ -144,7 +146,10 @@ int load_moments(struct model *m, const struct ckpt *c, struct err *e)
 /* Values in the row order of files, as the dense tensor that memory holds. */
 static void to_memory(const struct param *p, const float *disk, const struct tensor *mem)
 {
-    int64_t rows = p->rows.matrices > 0 ? p->dim[0] * p->dim[1] : p->rank > 0 ? p->dim[0] : 1, n = param_elems(p), cols = rows > 0 ? n / rows : 0;
+    int64_t rows = p->rows.matrices > 0 ? p->dim[0] * p->dim[1]
+                   : p->rank > 0        ? p->dim[0]
+                                        : 1,
+            n = param_elems(p), cols = rows > 0 ? n / rows : 0;
     size_t size = dtype_bytes(mem->dtype);
     for (int64_t r = 0; r < rows; r++) {
         struct tensor from = tensor_1d((void *)(uintptr_t)(disk + r * cols), DT_F32, cols), to = from;
@@ -154,9 +159,11 @@ static void to_memory(const struct param *p, const float *disk, const struct ten
     }
 }
 
-static int load_from_folder(struct model *m, struct hf_folder *f, int i, const struct param *whole, int index, struct err *e)
+static int load_from_folder(struct model *m, struct hf_folder *f, int i, const struct param *whole, int index,
+                            struct err *e)
 {
-    struct tensor disk = tensor_shape(DT_F32, whole->rank, whole->dim), mem = tensor_shape(param_dtype(whole, m->dev->wide), whole->rank, whole->dim);
+    struct tensor disk = tensor_shape(DT_F32, whole->rank, whole->dim),
+                  mem = tensor_shape(param_dtype(whole, m->dev->wide), whole->rank, whole->dim);
     int st;
     TRY(mem_aligned(&disk.data, (size_t)max_i64(tensor_bytes(&disk), 1), DEV_ALIGN, e));
     TRY_OUT(mem_aligned(&mem.data, (size_t)max_i64(tensor_bytes(&mem), 1), DEV_ALIGN, e));
@@ -200,12 +207,13 @@ int load_weights(struct model *m, const char *path, int allow, struct err *note,
     static const unsigned flags[] = {[CFG_LOAD_ALLOW_NONE] = 0,
                                      [CFG_LOAD_ALLOW_MISSING] = CKPT_ALLOW_MISSING,
                                      [CFG_LOAD_ALLOW_UNEXPECTED] = CKPT_ALLOW_UNEXPECTED,
-                                     [CFG_LOAD_ALLOW_BOTH] =
-                                         CKPT_ALLOW_MISSING | CKPT_ALLOW_UNEXPECTED};
+                                     [CFG_LOAD_ALLOW_BOTH] = CKPT_ALLOW_MISSING | CKPT_ALLOW_UNEXPECTED};
     struct key_file f;
     err_clear(note);
     if (hf_is_folder(path) && allow != CFG_LOAD_ALLOW_NONE)
-        return err_set(e, ST_USAGE, "run.load_allow is for files of weights; %s is a Hugging Face folder, which is loaded whole", path);
+        return err_set(e, ST_USAGE,
+                       "run.load_allow is for files of weights; %s is a Hugging Face folder, which is loaded whole",
+                       path);
     if (hf_is_folder(path))
         return load_folder(m, path, note, e);
     TRY(key_file_open(&f, path, e));

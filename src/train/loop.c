@@ -43,11 +43,20 @@ static int open_log(struct trainer *t, struct err *e)
     config_write(c, &config, true);
     model_print_stack(&t->model, &model);
     snprintf(title, sizeof title, "braid: %.200s", c->run.dir[0] ? c->run.dir : c->model.pattern);
-    struct log_opts o = {.run_dir = c->run.dir[0] ? c->run.dir : NULL, .total_steps = c->train.steps, .start_step = t->step,
-                         .resume = t->step > 0, .log_every = (int)c->train.log_every,
-                         .progress = c->run.quiet ? LOG_PROGRESS_OFF : LOG_PROGRESS_AUTO, .tensorboard = c->run.tensorboard,
-                         .report = c->run.report, .title = title, .config = config.text, .model = model.text,
-                         .command = command.text, .machine = machine.text, .memory_bytes = facts_memory(t)};
+    struct log_opts o = {.run_dir = c->run.dir[0] ? c->run.dir : NULL,
+                         .total_steps = c->train.steps,
+                         .start_step = t->step,
+                         .resume = t->step > 0,
+                         .log_every = (int)c->train.log_every,
+                         .progress = c->run.quiet ? LOG_PROGRESS_OFF : LOG_PROGRESS_AUTO,
+                         .tensorboard = c->run.tensorboard,
+                         .report = c->run.report,
+                         .title = title,
+                         .config = config.text,
+                         .model = model.text,
+                         .command = command.text,
+                         .machine = machine.text,
+                         .memory_bytes = facts_memory(t)};
     int st = log_open(&t->log, &o, e);
     if (st == ST_OK && t->data_note != NULL)
         log_event(t->log, LOG_NOTE, t->step, "%s", t->data_note);
@@ -133,16 +142,23 @@ static int report_step(struct trainer *t, const struct step_result *r, struct er
 {
     double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq);
     double rate = (double)r->tokens / r->seconds, peak = t->peak_flops * t->model.mesh.world;
-    struct step_record rec = {.step = t->step, .loss = r->loss, .lr = r->lr, .grad_norm = r->grad_norm, .tokens = t->tokens_seen,
-                              .tokens_per_s = rate, .mfu = peak > 0 ? 100 * rate * flops / peak : 0,
-                              .elapsed = t->train_seconds, .skipped = r->skipped};
+    struct step_record rec = {.step = t->step,
+                              .loss = r->loss,
+                              .lr = r->lr,
+                              .grad_norm = r->grad_norm,
+                              .tokens = t->tokens_seen,
+                              .tokens_per_s = rate,
+                              .mfu = peak > 0 ? 100 * rate * flops / peak : 0,
+                              .elapsed = t->train_seconds,
+                              .skipped = r->skipped};
     TRY(report_metrics(t, e));
     TRY(report_zeros(t, e));
     if (t->log == NULL)
         return ST_OK;
     log_step(t->log, &rec);
     if (r->skipped)
-        log_event(t->log, LOG_NONFINITE, t->step, "step %lld skipped: loss or gradient is not finite", (long long)t->step);
+        log_event(t->log, LOG_NONFINITE, t->step, "step %lld skipped: loss or gradient is not finite",
+                  (long long)t->step);
     return ST_OK;
 }
 
@@ -154,7 +170,8 @@ static int eval_now(struct trainer *t, struct err *e)
         return ST_OK;
     bool *noted = r.failed ? &t->noted_eval : &t->noted_bits;
     if ((r.failed || r.bits_per_byte == 0) && !*noted && r.why.code != ST_OK) {
-        log_event(t->log, LOG_NOTE, t->step, "%s left out: %s", r.failed ? "validation loss is" : "bits per byte are", r.why.msg);
+        log_event(t->log, LOG_NOTE, t->step, "%s left out: %s", r.failed ? "validation loss is" : "bits per byte are",
+                  r.why.msg);
         *noted = true;
     }
     struct eval_record rec = {.step = t->step, .loss = r.loss, .bits_per_byte = r.bits_per_byte};
@@ -201,9 +218,11 @@ static int data_failed(struct trainer *t, int st, struct err *e)
     if (t->cfg->run.dir[0] == '\0' || t->step == 0)
         return st;
     if (save(t, &late) == ST_OK)
-        err_in(e, "reading data for step %lld; a checkpoint of step %lld was saved", (long long)t->step + 1, (long long)t->step);
+        err_in(e, "reading data for step %lld; a checkpoint of step %lld was saved", (long long)t->step + 1,
+               (long long)t->step);
     else
-        err_in(e, "reading data for step %lld; saving step %lld failed too: %s", (long long)t->step + 1, (long long)t->step, late.msg);
+        err_in(e, "reading data for step %lld; saving step %lld failed too: %s", (long long)t->step + 1,
+               (long long)t->step, late.msg);
     return st;
 }
 

@@ -6,7 +6,11 @@ struct rank_place place_alone(void) { return (struct rank_place){.mesh = mesh_al
 int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e)
 {
     const struct config_parallel *c = &cfg->parallel;
-    *s = (struct mesh_sizes){.pp = (int)c->pp, .vpp = (int)c->vpp, .ep = (int)c->ep, .first_layers = (int)c->first_layers, .last_layers = (int)c->last_layers,
+    *s = (struct mesh_sizes){.pp = (int)c->pp,
+                             .vpp = (int)c->vpp,
+                             .ep = (int)c->ep,
+                             .first_layers = (int)c->first_layers,
+                             .last_layers = (int)c->last_layers,
                              .zero = (int)c->zero};
     if (s->vpp > 0)
         return ST_OK;
@@ -25,7 +29,8 @@ static int threads_for(const struct config *cfg, int local_ranks)
     return given ? (int)cfg->run.threads : (int)max_i64(1, cpu_count() / local_ranks);
 }
 
-int place_open(struct rank_place *p, const struct config *cfg, struct world *w, int local_rank, int local_ranks, struct err *e)
+int place_open(struct rank_place *p, const struct config *cfg, struct world *w, int local_rank, int local_ranks,
+               struct err *e)
 {
     struct mesh_sizes sizes;
     *p = place_alone();

@@ -7,9 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the batch ------------------------------------------------------------------------------------------------ */
+/* ---- the batch ------------------------------------------------------------------------------- */
 
-static int read_ids(const struct st_file *in, const char *name, const struct probe_batch *b, int32_t *out, struct err *e)
+static int read_ids(const struct st_file *in, const char *name, const struct probe_batch *b, int32_t *out,
+                    struct err *e)
 {
     struct tensor dst = tensor_2d(out, DT_I32, b->batch, b->seq);
     return st_read(st_find(in, name), &dst, e);
@@ -51,7 +52,7 @@ void probe_batch_release(struct probe_batch *b)
     *b = (struct probe_batch){0};
 }
 
-/* ---- the run -------------------------------------------------------------------------------------------------- */
+/* ---- the run --------------------------------------------------------------------------------- */
 
 static int fill(struct probe *p, const struct config *c, const struct ckpt *from, struct err *e)
 {
@@ -70,7 +71,8 @@ static int fill(struct probe *p, const struct config *c, const struct ckpt *from
 int probe_run(struct probe *p, struct config *c, const struct probe_batch *b, const struct ckpt *from, struct err *e)
 {
     struct model_plan *plans[] = {&p->plan};
-    struct model_plan_opts o = {.name = "grads", .mode = BUILD_TRAIN, .batch = b->batch, .seq = b->seq, .want_logits = true};
+    struct model_plan_opts o = {
+        .name = "grads", .mode = BUILD_TRAIN, .batch = b->batch, .seq = b->seq, .want_logits = true};
     c->train.micro_batch = c->train.global_batch = b->batch;
     c->train.seq = b->seq;
     TRY(device_open(&p->dev, c, e));
@@ -85,8 +87,14 @@ int probe_run(struct probe *p, struct config *c, const struct probe_batch *b, co
     double scale[1 + MTP_MAX_DEPTHS], loss[2] = {0};
     count_labels(b->labels, NULL, b->batch * b->seq, b->seq, p->plan.n_mtp, counts);
     loss_scales(c, counts, p->plan.n_mtp, scale);
-    struct run_info run = {.first_mb = true, .mb_share = 1, .scale = scale[0], .mtp_scale = scale + 1, .tokens = b->tokens, .labels = b->labels,
-                           .pos = b->pos, .doc_start = b->doc};
+    struct run_info run = {.first_mb = true,
+                           .mb_share = 1,
+                           .scale = scale[0],
+                           .mtp_scale = scale + 1,
+                           .tokens = b->tokens,
+                           .labels = b->labels,
+                           .pos = b->pos,
+                           .doc_start = b->doc};
     TRY(exec_run(&p->exec, &p->plan.p, &run, e));
     struct tensor slot = model_slot(&p->model, &p->plan, p->plan.loss);
     TRY(p->dev.vt->copy_out(&p->dev, loss, slot.data, sizeof loss, e));
@@ -102,7 +110,7 @@ void probe_release(struct probe *p)
     dev_close(&p->dev);
 }
 
-/* ---- comparison ----------------------------------------------------------------------------------------------- */
+/* ---- comparison ------------------------------------------------------------------------------ */
 
 /* KL divergence of one row of logits, over the n that both have. */
 static double row_kl(const float *golden, const struct tensor *ours, int64_t first, int64_t n)
@@ -123,14 +131,15 @@ static double row_kl(const float *golden, const struct tensor *ours, int64_t fir
     return kl;
 }
 
-static int compare_logits(struct probe *p, const struct config *c, const struct st_file *golden, const char *label, struct probe_difference *out,
-                          struct err *e)
+static int compare_logits(struct probe *p, const struct config *c, const struct st_file *golden, const char *label,
+                          struct probe_difference *out, struct err *e)
 {
     const struct st_entry *entry = st_find(golden, "logits");
     struct tensor at = model_slot(&p->model, &p->plan, p->plan.logits), host;
     int64_t rows = at.dim[0], wide = tensor_elems(&at) / max_i64(rows, 1), n = c->model.vocab;
     if (entry == NULL || tensor_elems(&entry->view) != rows * n || entry->view.dim[entry->view.rank - 1] != n)
-        return err_set(e, ST_INVALID, "%s holds no 'logits' of %lld positions and %lld tokens", label, (long long)rows, (long long)n);
+        return err_set(e, ST_INVALID, "%s holds no 'logits' of %lld positions and %lld tokens", label, (long long)rows,
+                       (long long)n);
     struct tensor want = tensor_shape(DT_F32, entry->view.rank, entry->view.dim);
     TRY(mem_array(&want.data, (size_t)(rows * n), sizeof(float), e));
     int st = st_read(entry, &want, e);
@@ -157,7 +166,8 @@ static int compare_gradient(struct probe *p, struct hf_folder *f, int i, struct 
 {
     const struct param *q = &p->model.params.list[i].p;
     struct tensor want = tensor_shape(DT_F32, q->rank, q->dim), at = model_grad(&p->model, i), host;
-    int64_t rows = q->rows.matrices > 0 ? q->dim[0] * q->dim[1] : q->dim[0], n = param_elems(q), cols = rows > 0 ? n / rows : 0;
+    int64_t rows = q->rows.matrices > 0 ? q->dim[0] * q->dim[1] : q->dim[0], n = param_elems(q),
+            cols = rows > 0 ? n / rows : 0;
     double apart = 0, norm = 0;
     TRY(mem_array(&want.data, (size_t)n, sizeof(float), e));
     int st = hf_load(f, i, &want, e);
@@ -165,7 +175,8 @@ static int compare_gradient(struct probe *p, struct hf_folder *f, int i, struct 
         st = dev_fetch(&p->dev, &at, &host, e);
     for (int64_t r = 0; st == ST_OK && r < rows; r++)
         for (int64_t k = 0; k < cols; k++) {
-            double g = (double)((const float *)want.data)[r * cols + k], o = tensor_get(&host, param_row_from_disk(q, r) * cols + k);
+            double g = (double)((const float *)want.data)[r * cols + k],
+                   o = tensor_get(&host, param_row_from_disk(q, r) * cols + k);
             apart += (g - o) * (g - o);
             norm += g * g;
         }
@@ -184,8 +195,8 @@ static int compare_gradient(struct probe *p, struct hf_folder *f, int i, struct 
     return ST_OK;
 }
 
-static int compare_gradients(struct probe *p, const struct config *c, const char *golden, const char *folder, struct probe_difference *out,
-                             struct err *e)
+static int compare_gradients(struct probe *p, const struct config *c, const char *golden, const char *folder,
+                             struct probe_difference *out, struct err *e)
 {
     struct hf_folder *f = NULL;
     const struct param **params = NULL;
@@ -204,7 +215,8 @@ out:
     return st;
 }
 
-int probe_compare(struct probe *p, const struct config *c, const char *golden, const char *hf_folder, struct probe_difference *out, struct err *e)
+int probe_compare(struct probe *p, const struct config *c, const char *golden, const char *hf_folder,
+                  struct probe_difference *out, struct err *e)
 {
     struct st_file *file = NULL;
     bool gradients = false;

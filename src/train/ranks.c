@@ -1,5 +1,5 @@
-/* Communication of ranks between plans: label counts, losses, stop requests, numbers for the log. Small, in host memory, in
- * the same order on every rank. */
+/* Communication of ranks between plans: label counts, losses, stop requests, numbers for the log. Small, in host
+ * memory, in the same order on every rank. */
 #include "train/ranks_int.h"
 
 #include <stdlib.h>
@@ -20,10 +20,10 @@ struct ranks {
     int n_stages;                /* of this rank's knowledge: all on the first rank, else one */
     struct stage_metrics *stage; /* the own one first */
     double *mine, *other, *sum;  /* as many values as a stage has at most */
-    double *summaries;               /* SUMMARY_BYTES of every rank */
+    double *summaries;           /* SUMMARY_BYTES of every rank */
 };
 
-/* ---- opening: who reports what ------------------------------------------------------------------------------------- */
+/* ---- opening: who reports what --------------------------------------------------------------- */
 
 static int describe_metrics(const struct model *m, struct stage_metrics *s, struct err *e)
 {
@@ -100,9 +100,10 @@ void ranks_close(struct ranks *r)
     free(r);
 }
 
-/* ---- each step ---------------------------------------------------------------------------------------------------------- */
+/* ---- each step ------------------------------------------------------------------------------- */
 
-/* Every rank hears of all, since one that cannot read its data ends the run on all of them; those of a stage share a batch. */
+/* Every rank hears of all, since one that cannot read its data ends the run on all of them; those of a stage share a
+ * batch. */
 int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, int st, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
@@ -116,7 +117,8 @@ int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, int st, struct e
     all = (struct count_summary *)t->ranks->summaries;
     for (int k = 0; k < n; k++)
         mine.counts[k] = counts[k];
-    int gathered = comm_host_gather(mesh->all, "label counts", &mine, (int64_t)sizeof mine, all, st == ST_OK ? e : NULL);
+    int gathered =
+        comm_host_gather(mesh->all, "label counts", &mine, (int64_t)sizeof mine, all, st == ST_OK ? e : NULL);
     if (gathered != ST_OK) { /* the others are gone; an error of this rank's own says more */
         t->data_failed = false;
         return st != ST_OK ? st : gathered;
@@ -136,7 +138,8 @@ int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, int st, struct e
 int ranks_after_step(struct trainer *t, struct step_summary *w, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
-    _Static_assert(sizeof *w <= SUMMARY_BYTES && (1 + MTP_MAX_DEPTHS) * sizeof(int64_t) <= SUMMARY_BYTES, "a summary fits its buffer");
+    _Static_assert(sizeof *w <= SUMMARY_BYTES && (1 + MTP_MAX_DEPTHS) * sizeof(int64_t) <= SUMMARY_BYTES,
+                   "a summary fits its buffer");
     if (t->ranks == NULL)
         return ST_OK;
     struct step_summary *all = (struct step_summary *)t->ranks->summaries;
@@ -175,7 +178,7 @@ int ranks_collect(struct trainer *t, const char *what, const void *mine, int64_t
     return ST_OK;
 }
 
-/* ---- metrics -------------------------------------------------------------------------------------------------------------- */
+/* ---- metrics --------------------------------------------------------------------------------- */
 
 static int read_values(struct trainer *t, double *out, struct err *e)
 {

@@ -15,8 +15,8 @@ int trainer_save_noting(struct trainer *t, struct err *note, struct err *e);
 
 int ranks_open(struct trainer *t, struct err *e);
 void ranks_close(struct ranks *r);
-/* counts become sums over the ranks that share the batch. st: could this rank read its data? If one could not, every rank
- * gets its error, and t->data_failed is set. */
+/* counts become sums over the ranks that share the batch. st: could this rank read its data? If one could not, every
+ * rank gets its error, and t->data_failed is set. */
 int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, int st, struct err *e);
 int ranks_after_step(struct trainer *t, struct step_summary *w, struct err *e);
 /* *value becomes the largest of all ranks. */

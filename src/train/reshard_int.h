@@ -1,4 +1,5 @@
-/* Private to train/: parameters of this rank among those of the whole model, for files that do not depend on the ranks. */
+/* Private to train/: parameters of this rank among those of the whole model, for files that do not depend on the ranks.
+ * */
 #ifndef BRAID_TRAIN_RESHARD_INT_H
 #define BRAID_TRAIN_RESHARD_INT_H
 
@@ -13,7 +14,7 @@ static inline int64_t slice_first(const struct param *p)
 /* Every parameter of the model with its whole shape. Where this rank holds all of them, its own table. */
 struct full_table {
     const struct param_table *params;
-    int *local;        /* row in this rank's table, -1: another stage has it */
+    int *local;         /* row in this rank's table, -1: another stage has it */
     struct model paper; /* private */
     struct model_plan plan;
     bool made;

@@ -39,13 +39,15 @@ struct routes {
 
 static int file_failed(const struct routes_file *r, const char *what, struct err *e)
 {
-    return err_set(e, ST_IO, "%s: cannot %s recorded routes: %s", r->path, what, errno != 0 ? strerror(errno) : "the file ends early");
+    return err_set(e, ST_IO, "%s: cannot %s recorded routes: %s", r->path, what,
+                   errno != 0 ? strerror(errno) : "the file ends early");
 }
 
 static struct routes_header header_of(const struct routes *r)
 {
     const struct route_site *s = &r->m->routes.s[0];
-    struct routes_header h = {.sites = (uint32_t)r->m->routes.n, .k = (uint32_t)s->k, .experts = (uint32_t)s->experts, .seq = r->seq};
+    struct routes_header h = {
+        .sites = (uint32_t)r->m->routes.n, .k = (uint32_t)s->k, .experts = (uint32_t)s->experts, .seq = r->seq};
     memcpy(h.magic, magic, sizeof magic);
     return h;
 }
@@ -58,8 +60,10 @@ static int read_header(struct routes_file *r, const struct routes_header *want, 
     if (memcmp(r->head.magic, magic, sizeof magic) != 0 || r->head.sites < 1 || r->head.sites > MAX_SITES)
         return err_set(e, ST_INVALID, "%s is not a file of recorded routes", r->path);
     if (r->head.k != want->k || r->head.experts != want->experts || r->head.seq != want->seq)
-        return err_set(e, ST_INVALID, "%s was recorded with %u of %u experts and sequences of %lld, this run has %u of %u and %lld", r->path,
-                       r->head.k, r->head.experts, (long long)r->head.seq, want->k, want->experts, (long long)want->seq);
+        return err_set(e, ST_INVALID,
+                       "%s was recorded with %u of %u experts and sequences of %lld, this run has %u of %u and %lld",
+                       r->path, r->head.k, r->head.experts, (long long)r->head.seq, want->k, want->experts,
+                       (long long)want->seq);
     TRY(mem_array((void **)&r->layers, r->head.sites, sizeof *r->layers, e));
     errno = 0;
     if (fread(r->layers, sizeof *r->layers, r->head.sites, r->f) != r->head.sites)
@@ -68,7 +72,8 @@ static int read_header(struct routes_file *r, const struct routes_header *want, 
     return ST_OK;
 }
 
-static int open_for_reading(struct routes_file *r, const char *path, const char *mode, const struct routes_header *want, struct err *e)
+static int open_for_reading(struct routes_file *r, const char *path, const char *mode, const struct routes_header *want,
+                            struct err *e)
 {
     r->path = path;
     errno = 0;
@@ -76,7 +81,8 @@ static int open_for_reading(struct routes_file *r, const char *path, const char 
     return r->f != NULL ? read_header(r, want, e) : file_failed(r, "open", e);
 }
 
-static int create(struct routes_file *r, const char *path, const struct routes_header *head, const struct route_list *sites, struct err *e)
+static int create(struct routes_file *r, const char *path, const struct routes_header *head,
+                  const struct route_list *sites, struct err *e)
 {
     r->path = path;
     r->head = *head;
@@ -87,7 +93,8 @@ static int create(struct routes_file *r, const char *path, const struct routes_h
     TRY(mem_array((void **)&r->layers, head->sites, sizeof *r->layers, e));
     for (int i = 0; i < sites->n; i++)
         r->layers[i] = sites->s[i].layer;
-    if (fwrite(head, sizeof *head, 1, r->f) != 1 || fwrite(r->layers, sizeof *r->layers, head->sites, r->f) != head->sites)
+    if (fwrite(head, sizeof *head, 1, r->f) != 1 ||
+        fwrite(r->layers, sizeof *r->layers, head->sites, r->f) != head->sites)
         return file_failed(r, "write", e);
     r->data = (int64_t)sizeof *head + (int64_t)head->sites * (int64_t)sizeof *r->layers;
     return ST_OK;
@@ -102,10 +109,11 @@ int routes_open(struct routes **out, struct model *m, const struct config *cfg, 
     if (!record && !replay)
         return ST_OK;
     if (m->routes.n == 0 || m->routes.n > MAX_SITES)
-        return err_set(e, ST_USAGE, "train.%s is set, but the model has %d layers with a router that learns", record ? "record_routes" : "replay_routes",
-                       m->routes.n);
+        return err_set(e, ST_USAGE, "train.%s is set, but the model has %d layers with a router that learns",
+                       record ? "record_routes" : "replay_routes", m->routes.n);
     if (record && replay && strcmp(t->record_routes, t->replay_routes) == 0)
-        return err_set(e, ST_USAGE, "train.record_routes and train.replay_routes name the same file, %s", t->record_routes);
+        return err_set(e, ST_USAGE, "train.record_routes and train.replay_routes name the same file, %s",
+                       t->record_routes);
     TRY(mem_array((void **)&r, 1, sizeof *r, e));
     *out = r;
     *r = (struct routes){.m = m, .batch = t->micro_batch, .seq = t->seq};

@@ -49,8 +49,7 @@ static int prepare(struct trainer *t, struct samples *s, struct err *e)
     if (s->ready)
         return ST_OK;
     if (!alone(t))
-        return err_set(e, ST_UNSUPPORTED,
-                       "run.sample_tokens needs a run on one rank, and there are %d",
+        return err_set(e, ST_UNSUPPORTED, "run.sample_tokens needs a run on one rank, and there are %d",
                        t->model.mesh.world);
     TRY(mem_array((void **)&s->scratch, (size_t)t->cfg->model.vocab, sizeof *s->scratch, e));
     int st = tokenizer_encode(&t->tok, prompt, strlen(prompt), TOKEN_SPECIAL | TOKEN_TEMPLATE, &ids, e);
@@ -58,38 +57,30 @@ static int prepare(struct trainer *t, struct samples *s, struct err *e)
     s->n_prompt = ids.n;
     TRY(st);
     if ((int64_t)s->n_prompt >= s->g.cache_len)
-        return err_set(e, ST_INVALID,
-                       "the prompt has %zu tokens, but a sequence has train.seq = %lld",
-                       s->n_prompt, (long long)t->cfg->train.seq);
+        return err_set(e, ST_INVALID, "the prompt has %zu tokens, but a sequence has train.seq = %lld", s->n_prompt,
+                       (long long)t->cfg->train.seq);
     for (size_t i = 0; i < s->n_prompt; i++)
         if (s->prompt[i] < 0 || s->prompt[i] >= t->cfg->model.vocab)
-            return err_set(e, ST_INVALID,
-                           "the prompt needs token %d, but the model has a vocabulary of %lld",
+            return err_set(e, ST_INVALID, "the prompt needs token %d, but the model has a vocabulary of %lld",
                            (int)s->prompt[i], (long long)t->cfg->model.vocab);
     s->ready = true;
     return ST_OK;
 }
 
 /* A zero byte would end the text, and a page has no use for the others. */
-static bool is_control(uint8_t byte)
-{
-    return (byte < ' ' && byte != '\n' && byte != '\t') || byte == 0x7f;
-}
+static bool is_control(uint8_t byte) { return (byte < ' ' && byte != '\n' && byte != '\t') || byte == 0x7f; }
 
 static int write_text(struct trainer *t, struct samples *s, struct buf *text, struct err *e)
 {
     const struct config_generate *o = &t->cfg->generate;
-    struct sampler sampler = {.temperature = o->temperature,
-                              .top_k = o->top_k,
-                              .top_p = o->top_p,
-                              .seed = (uint64_t)o->seed};
+    struct sampler sampler = {
+        .temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p, .seed = (uint64_t)o->seed};
     struct tensor logits;
     TRY(prepare(t, s, e));
     generator_rewind(&s->g);
     buf_add(text, o->prompt);
     TRY(generator_feed(&s->g, s->prompt, (int64_t)s->n_prompt, &logits, e));
-    int64_t tokens =
-        min_i64(t->cfg->run.sample_tokens, s->g.cache_len - (int64_t)s->n_prompt);
+    int64_t tokens = min_i64(t->cfg->run.sample_tokens, s->g.cache_len - (int64_t)s->n_prompt);
     for (int64_t i = 0; i < tokens; i++) {
         uint8_t bytes[1024];
         size_t n;

@@ -1,6 +1,7 @@
-/* Saving: whatever the ranks, the files are those that one rank would write. The first rank has a list of all parameters (on
- * paper: of a model as one rank has it) and writes them one after the other. For each it asks the others, who answer with the
- * elements they are responsible for; it holds one tensor at a time, and a part that no rank sent is an error. */
+/* Saving: whatever the ranks, the files are those that one rank would write. The first rank has a list of all
+ * parameters (on paper: of a model as one rank has it) and writes them one after the other. For each it asks the
+ * others, who answer with the elements they are responsible for; it holds one tensor at a time, and a part that no rank
+ * sent is an error. */
 #include "train/ranks_int.h"
 #include "train/reshard_int.h"
 
@@ -10,7 +11,7 @@
 static const char *const moment[2] = {"exp_avg", "exp_avg_sq"};
 enum what { WHAT_VALUE, WHAT_MOMENT1, WHAT_MOMENT2, WHAT_COUNT };
 
-/* ---- what a rank answers for ------------------------------------------------------------------------------------------- */
+/* ---- what a rank answers for ----------------------------------------------------------------- */
 
 /* Elements [first, first + n) of the whole parameter, and where they are on the device; n 0: another rank has them. */
 struct extent {
@@ -31,8 +32,8 @@ static struct extent extent_of(const struct model *m, int k, enum what what)
     int64_t slice = slice_first(&row->p);
     bool copy = row->p.expert ? mesh->edp_rank > 0 : mesh->dp_rank > 0; /* of what another rank answers for */
     bool far_end = row->p.shared_ends && mesh->pp_rank > 0;
-    /* Experts live on every rank of ep_comm, each a slice; what is whole on all of them is answered for by one. Where a rank updates a
-     * piece it answers for that: its copy of the others' pieces is renewed by the next step. */
+    /* Experts live on every rank of ep_comm, each a slice; what is whole on all of them is answered for by one. Where a
+     * rank updates a piece it answers for that: its copy of the others' pieces is renewed by the next step. */
     bool pieces = !shard_is_all(m, k);
     struct shard s = pieces ? shard_of(m, k) : (struct shard){.n = param_elems(&row->p)};
     if (far_end || (!pieces && copy) || s.n == 0)
@@ -42,7 +43,7 @@ static struct extent extent_of(const struct model *m, int k, enum what what)
     return (struct extent){.first = slice + s.first, .n = s.n, .at = tensor_1d((char *)t.data + skip, t.dtype, s.n)};
 }
 
-/* ---- the first rank asks, the others answer ------------------------------------------------------------------------------- */
+/* ---- the first rank asks, the others answer -------------------------------------------------- */
 
 struct request {
     int32_t index, what; /* parameter of the full table; index -1: that was all */
@@ -57,9 +58,9 @@ struct saver {
     const struct param_table *full; /* of a model as one rank has it */
     const int *local;               /* row of each in this rank's table, -1: none */
     struct ckpt_item *items;
-    struct request *request;        /* that belongs to each item */
+    struct request *request; /* that belongs to each item */
     int n;
-    struct err *note; /* of ckpt_save */
+    struct err *note;    /* of ckpt_save */
     struct tensor whole; /* the tensor being put together */
     int64_t room;
 };
@@ -156,7 +157,8 @@ static int fetch(void *ctx, const char *key, struct tensor *host, struct err *e)
     for (int r = 1; r < s->t->model.mesh.world; r++)
         TRY(take_from(s, r, &placed, e));
     if (placed != tensor_elems(host))
-        return err_set(e, ST_INTERNAL, "saving %s: ranks hold %lld of its %lld elements", key, (long long)placed, (long long)tensor_elems(host));
+        return err_set(e, ST_INTERNAL, "saving %s: ranks hold %lld of its %lld elements", key, (long long)placed,
+                       (long long)tensor_elems(host));
     *host = s->whole;
     return ST_OK;
 }
@@ -219,7 +221,7 @@ static int answer_all(struct saver *s, struct err *e)
     }
 }
 
-/* ---- the files ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the files ------------------------------------------------------------------------------- */
 
 static int list_items(struct saver *s, struct arena *keys, struct err *e)
 {
@@ -233,8 +235,11 @@ static int list_items(struct saver *s, struct arena *keys, struct err *e)
             if (key == NULL)
                 return err_set(e, ST_NOMEM, "out of memory saving a checkpoint");
             s->request[s->n] = (struct request){.index = k, .what = w};
-            s->items[s->n++] = (struct ckpt_item){.key = key, .param = p, .section = w == WHAT_VALUE ? CKPT_MODEL : CKPT_OPTIM,
-                                                  .host = tensor_shape(saved_type(t, p, (enum what)w), p->rank, p->dim)};
+            s->items[s->n++] =
+                (struct ckpt_item){.key = key,
+                                   .param = p,
+                                   .section = w == WHAT_VALUE ? CKPT_MODEL : CKPT_OPTIM,
+                                   .host = tensor_shape(saved_type(t, p, (enum what)w), p->rank, p->dim)};
         }
     }
     return ST_OK;
@@ -252,12 +257,23 @@ static int write_files(struct saver *s, struct err *e)
     config_write(t->cfg, &config, false);
     TRY_OUT(buf_check(&config, e));
     struct ckpt_source source = {.fetch = fetch, .ctx = s};
-    struct ckpt_save_args args = {
-        .run_dir = t->cfg->run.dir, .step = t->step, .items = s->items, .n_items = s->n, .source = &source, .config_text = config.text,
-        .keep = (int)t->cfg->run.keep, .data = t->data, .n_data = t->n_data, .lock = t->lock, .note = s->note,
-        .files = t->tok_files, .n_files = t->n_tok_files,
-        .counters = {.samples = t->step * t->cfg->train.global_batch, .tokens = t->tokens_seen, .seed = (uint64_t)t->cfg->run.seed,
-                     .wall_seconds = t->train_seconds}};
+    struct ckpt_save_args args = {.run_dir = t->cfg->run.dir,
+                                  .step = t->step,
+                                  .items = s->items,
+                                  .n_items = s->n,
+                                  .source = &source,
+                                  .config_text = config.text,
+                                  .keep = (int)t->cfg->run.keep,
+                                  .data = t->data,
+                                  .n_data = t->n_data,
+                                  .lock = t->lock,
+                                  .note = s->note,
+                                  .files = t->tok_files,
+                                  .n_files = t->n_tok_files,
+                                  .counters = {.samples = t->step * t->cfg->train.global_batch,
+                                               .tokens = t->tokens_seen,
+                                               .seed = (uint64_t)t->cfg->run.seed,
+                                               .wall_seconds = t->train_seconds}};
     st = ckpt_save(&args, e);
 out:
     free(s->items);

@@ -1,15 +1,18 @@
-/* One optimizer step, and evaluation; see train.h. With several ranks each runs its own microbatches (step.c), the update plan adds
- * up gradients (optim/shard.c), and the few numbers that all must know are exchanged on the host (ranks.c). */
+/* One optimizer step, and evaluation; see train.h. With several ranks each runs its own microbatches (step.c), the
+ * update plan adds up gradients (optim/shard.c), and the few numbers that all must know are exchanged on the host
+ * (ranks.c). */
 #include "train/ranks_int.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths, int64_t *counts)
+void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths,
+                  int64_t *counts)
 {
     for (int k = 0; k <= depths; k++)
         for (int64_t i = 0; i < rows; i++)
-            counts[k] += i % seq + k < seq && labels[i + k] >= 0 && (doc_start == NULL || doc_start[i + k] == doc_start[i]);
+            counts[k] +=
+                i % seq + k < seq && labels[i + k] >= 0 && (doc_start == NULL || doc_start[i + k] == doc_start[i]);
 }
 
 void loss_scales(const struct config *cfg, const int64_t *counts, int depths, double *scale)
@@ -18,7 +21,7 @@ void loss_scales(const struct config *cfg, const int64_t *counts, int depths, do
         scale[k] = (k == 0 ? 1 : cfg->model.mtp_scale / depths) / (double)max_i64(counts[k], 1);
 }
 
-/* ---- the microbatches of a step ------------------------------------------------------------------------------------ */
+/* ---- the microbatches of a step -------------------------------------------------------------- */
 
 /* Taken from the batcher, with what their losses weigh: gradients are sums over all ranks, so labels of all count. */
 static int take_batches(struct trainer *t, struct err *e)
@@ -42,9 +45,17 @@ static int take_batches(struct trainer *t, struct err *e)
 static struct run_info run_of(const struct trainer *t, int64_t k)
 {
     const struct batch *b = t->micro[k];
-    return (struct run_info){.step = t->step, .first_sample = b->first_sample, .first_mb = k == 0, .last_mb = k == t->n_micro - 1, .scale = t->scale[0],
-                             .mtp_scale = t->scale + 1, .mb_share = 1.0 / (double)(t->n_micro * t->model.mesh.dp), .tokens = b->tokens,
-                             .labels = b->labels, .pos = b->pos, .doc_start = b->doc_start};
+    return (struct run_info){.step = t->step,
+                             .first_sample = b->first_sample,
+                             .first_mb = k == 0,
+                             .last_mb = k == t->n_micro - 1,
+                             .scale = t->scale[0],
+                             .mtp_scale = t->scale + 1,
+                             .mb_share = 1.0 / (double)(t->n_micro * t->model.mesh.dp),
+                             .tokens = b->tokens,
+                             .labels = b->labels,
+                             .pos = b->pos,
+                             .doc_start = b->doc_start};
 }
 
 /* One by one, or, where their parts alternate in one plan, all in one run. */
@@ -60,7 +71,7 @@ static int run_micros(struct trainer *t, struct err *e)
     return ST_OK;
 }
 
-/* ---- buffers between ranks that were too small ------------------------------------------------------------------------ */
+/* ---- buffers between ranks that were too small ----------------------------------------------- */
 
 /* Rows the fullest buffer of this rank wanted when the train or eval plan ran last, and those it has. */
 static int buffer_rows(struct trainer *t, bool eval, double *wanted, double *room, struct err *e)
@@ -78,8 +89,8 @@ static int buffer_rows(struct trainer *t, bool eval, double *wanted, double *roo
     return ST_OK;
 }
 
-/* Did every row find a place in what has just run? If not, all ranks plan again with as much room as the fullest buffer needs
- * and a quarter more, and what ran is to be run again; before that nothing may be updated or reported. */
+/* Did every row find a place in what has just run? If not, all ranks plan again with as much room as the fullest buffer
+ * needs and a quarter more, and what ran is to be run again; before that nothing may be updated or reported. */
 static int buffers_fit(struct trainer *t, bool eval, int tries, bool *fit, struct err *e)
 {
     enum { MOST_TRIES = 8 };
@@ -95,13 +106,16 @@ static int buffers_fit(struct trainer *t, bool eval, int tries, bool *fit, struc
     if (wanted == 0)
         return ST_OK;
     if (tries >= MOST_TRIES)
-        return err_set(e, ST_INTERNAL, "buffers between ranks grew %d times in one step and are still too small", MOST_TRIES);
+        return err_set(e, ST_INTERNAL, "buffers between ranks grew %d times in one step and are still too small",
+                       MOST_TRIES);
     *fit = false;
     t->model.mesh.ep_rows = (int64_t)ceil(wanted * 1.25);
     t->replayed++;
     if (t->log != NULL)
-        log_event(t->log, LOG_NOTE, t->step, "step %lld: a rank had %.0f rows for another; buffers grow to %lld, the %s is repeated",
-                  (long long)t->step + !eval, wanted, (long long)t->model.mesh.ep_rows, eval ? "batch of the evaluation" : "step");
+        log_event(t->log, LOG_NOTE, t->step,
+                  "step %lld: a rank had %.0f rows for another; buffers grow to %lld, the %s is repeated",
+                  (long long)t->step + !eval, wanted, (long long)t->model.mesh.ep_rows,
+                  eval ? "batch of the evaluation" : "step");
     return trainer_replan(t, e);
 }
 
@@ -115,10 +129,10 @@ static int run_until_it_fits(struct trainer *t, struct err *e)
     return ST_OK;
 }
 
-/* ---- the step ------------------------------------------------------------------------------------------------------------ */
+/* ---- the step -------------------------------------------------------------------------------- */
 
-/* The update refused. Parameters are as before the step, so running it again with the search on finds the same first bad value, on
- * the rank that has it. Ranks meet inside a step, so the others notice that it stopped. */
+/* The update refused. Parameters are as before the step, so running it again with the search on finds the same first
+ * bad value, on the rank that has it. Ranks meet inside a step, so the others notice that it stopped. */
 static int name_culprit(struct trainer *t, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
@@ -129,7 +143,8 @@ static int name_culprit(struct trainer *t, struct err *e)
     if (!meet || st == ST_OK)
         st = ranks_agree(t, "search for the bad value", st, e);
     if (st == ST_OK)
-        st = err_set(e, ST_NONFINITE, "the gradient norm is not finite at step %lld, though every value is: it overflowed",
+        st = err_set(e, ST_NONFINITE,
+                     "the gradient norm is not finite at step %lld, though every value is: it overflowed",
                      (long long)t->step + 1);
     if (t->cfg->train.nonfinite == CFG_NONFINITE_SKIP)
         err_hint(e,
@@ -186,7 +201,9 @@ int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
         TRY(world_sync(t->world, "update", e));
     const struct slot *clip_slot = &t->optim.g.slots[t->optim.clip];
     TRY(model_read_state(&t->model, clip_slot->offset, clip, sizeof clip, e));
-    *r = (struct step_result){.grad_norm = clip[CLIP_NORM], .lr = hyper[HYPER_LR], .tokens = t->cfg->train.global_batch * t->cfg->train.seq,
+    *r = (struct step_result){.grad_norm = clip[CLIP_NORM],
+                              .lr = hyper[HYPER_LR],
+                              .tokens = t->cfg->train.global_batch * t->cfg->train.seq,
                               .skipped = clip[CLIP_SKIP] != 0};
     TRY(exchange_results(t, r, e));
     t->skipped_in_a_row = r->skipped ? t->skipped_in_a_row + 1 : 0;
@@ -201,7 +218,7 @@ int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
     return ST_OK;
 }
 
-/* ---- weights of the other ranks ---------------------------------------------------------------------------------------- */
+/* ---- weights of the other ranks -------------------------------------------------------------- */
 
 int trainer_refresh(struct trainer *t, struct err *e)
 {
@@ -216,15 +233,17 @@ int trainer_refresh(struct trainer *t, struct err *e)
         const struct param *p = &row->p;
         if (!mesh_shards(mesh, p, KEPT_MOMENT) || mesh_shards(mesh, p, KEPT_WEIGHT))
             continue;
-        struct tensor w = tensor_1d(t->model.mem.base[ARENA_PARAM] + row->offset, param_dtype(p, t->dev.real), param_elems(p));
+        struct tensor w =
+            tensor_1d(t->model.mem.base[ARENA_PARAM] + row->offset, param_dtype(p, t->dev.real), param_elems(p));
         TRY(comm_all_gather(mesh_copy_comm(mesh, p), &lane, "weights of other ranks", &w, mesh_shard(mesh, p).piece));
     }
     return t->world != NULL ? world_sync(t->world, "weights", e) : t->dev.vt->sync(&t->dev, e);
 }
 
-/* ---- evaluation ------------------------------------------------------------------------------------------------------------ */
+/* ---- evaluation ------------------------------------------------------------------------------ */
 
-/* What one batch gave. Kept apart and added up in the order of batches, so that the result does not depend on who ran which. */
+/* What one batch gave. Kept apart and added up in the order of batches, so that the result does not depend on who ran
+ * which. */
 struct eval_batch {
     double loss, labels;
     double bytes;  /* NaN: the tokenizer does not know an id of a token file */
@@ -255,7 +274,12 @@ static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct
         *why = unread;
     }
     const struct batch *b = &t->eval_batch;
-    struct run_info run = {.step = t->step, .first_mb = true, .tokens = b->tokens, .labels = b->labels, .pos = b->pos, .doc_start = b->doc_start};
+    struct run_info run = {.step = t->step,
+                           .first_mb = true,
+                           .tokens = b->tokens,
+                           .labels = b->labels,
+                           .pos = b->pos,
+                           .doc_start = b->doc_start};
     bool fit = false;
     for (int tries = 0; !fit; tries++) {
         TRY(exec_run(&t->exec, &t->eval.p, &run, e));
@@ -276,8 +300,10 @@ static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct
     return ST_OK;
 }
 
-/* Rank d of a stage runs batches d, d + dp, ...; all run as many, since they may meet inside: the surplus does not count. */
-static int eval_share(struct trainer *t, int64_t n, int64_t share, struct eval_batch *mine, struct err *why, struct err *e)
+/* Rank d of a stage runs batches d, d + dp, ...; all run as many, since they may meet inside: the surplus does not
+ * count. */
+static int eval_share(struct trainer *t, int64_t n, int64_t share, struct eval_batch *mine, struct err *why,
+                      struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
     for (int64_t i = 0; i < share; i++) {

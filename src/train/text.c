@@ -15,25 +15,20 @@ int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e
     return tokenizer_open_opts(tok, &o, e);
 }
 
-/* ---- in checkpoints
- * --------------------------------------------------------------------------------------------- */
+/* ---- in checkpoints -------------------------------------------------------------------------- */
 
 enum { TOKENIZER_FILE_MAX = 256 << 20 };
 
 /* Under these names a checkpoint holds the files, by what tokenizer_kind says; the GPT-2 pair must
  * keep its names. What programs of Hugging Face keep beside a tokenizer goes with it. */
-static const char *const carried[] = {"tokenizer.json", "tokenizer.tiktoken", "tekken.json",
-                                      "encoder.json", "vocab.bpe"};
+static const char *const carried[] = {"tokenizer.json", "tokenizer.tiktoken", "tekken.json", "encoder.json",
+                                      "vocab.bpe"};
 static const char *const companions[] = {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
                                          CHAT_FILE};
-_Static_assert(2 + countof(companions) <= CKPT_MAX_FILES,
-               "a checkpoint carries the pair of GPT-2 and every companion");
+_Static_assert(2 + countof(companions) <= CKPT_MAX_FILES, "a checkpoint carries the pair of GPT-2 and every companion");
 
 int tokenizer_n_carried(void) { return countof(carried) + countof(companions); }
-const char *tokenizer_carried(int i)
-{
-    return i < countof(carried) ? carried[i] : companions[i - countof(carried)];
-}
+const char *tokenizer_carried(int i) { return i < countof(carried) ? carried[i] : companions[i - countof(carried)]; }
 
 static const char *carried_name(const struct tokenizer *tok, int i)
 {
@@ -52,8 +47,7 @@ int pack_file(const char *path, const char *name, struct ckpt_file *files, int *
     return ST_OK;
 }
 
-int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[CKPT_MAX_FILES], int *n,
-                   struct err *e)
+int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[CKPT_MAX_FILES], int *n, struct err *e)
 {
     *n = 0;
     for (int i = 0; i < tokenizer_n_files(tok); i++)
@@ -65,8 +59,7 @@ int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[CKPT_MAX_
     for (int i = 0; st == ST_OK && i < countof(companions) - 1; i++) { /* CHAT_FILE: chat_pack */
         struct buf path;
         buf_init(&path, 0);
-        buf_addf(&path, "%.*s%s", slash != NULL ? (int)(slash - first + 1) : 0, first,
-                 companions[i]);
+        buf_addf(&path, "%.*s%s", slash != NULL ? (int)(slash - first + 1) : 0, first, companions[i]);
         st = buf_check(&path, e);
         if (st == ST_OK && file_exists(path.text) && !file_is_dir(path.text))
             st = pack_file(path.text, companions[i], files, n, e);
@@ -96,14 +89,12 @@ static int carried_path(const struct ckpt *from, char **out, struct err *e)
     return ST_OK;
 }
 
-int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path,
-                            struct err *e)
+int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path, struct err *e)
 {
     TRY(chat_of_checkpoint(c, from, keep_path, e));
     enum config_source source = config_source_of(c, "data.tokenizer").source;
     bool given = source == CFG_FROM_FILE || source == CFG_FROM_COMMAND;
-    if (given || strcmp(c->data.tokenizer, "bytes") == 0 ||
-        (keep_path && file_exists(c->data.tokenizer)))
+    if (given || strcmp(c->data.tokenizer, "bytes") == 0 || (keep_path && file_exists(c->data.tokenizer)))
         return ST_OK;
     char *path;
     TRY(carried_path(from, &path, e));
@@ -121,15 +112,13 @@ int tokenizer_check_resume(const struct config *c, const struct ckpt *from, stru
         free(path);
         return ST_OK;
     }
-    struct tokenizer_opts o = {
-        .name = path, .pattern = c->data.token_pattern, .special = c->data.token_special};
+    struct tokenizer_opts o = {.name = path, .pattern = c->data.token_pattern, .special = c->data.token_special};
     int st = tokenizer_open_opts(&theirs, &o, e);
     if (st == ST_OK) {
         o.name = c->data.tokenizer;
         st = tokenizer_open_opts(&mine, &o, e);
         if (st == ST_OK && mine.hash != theirs.hash) {
-            err_set(e, ST_CONFLICT,
-                    "data.tokenizer=%s is not the tokenizer that %s was trained with",
+            err_set(e, ST_CONFLICT, "data.tokenizer=%s is not the tokenizer that %s was trained with",
                     c->data.tokenizer, ckpt_path(from));
             st = err_hint(e, "continue with the one in the checkpoint: %s", path);
         }
@@ -140,9 +129,7 @@ int tokenizer_check_resume(const struct config *c, const struct ckpt *from, stru
     return st;
 }
 
-/* ---- text as data
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- text as data ---------------------------------------------------------------------------- */
 
 static void note(void *ctx, const char *line)
 {
@@ -154,8 +141,7 @@ static void note(void *ctx, const char *line)
 int text_options(struct trainer *t, struct data_opts *o, struct err *e)
 {
     const struct config *c = t->cfg;
-    if (c->run.dir[0] != '\0' && t->token_dir == NULL &&
-        (t->token_dir = path_join(c->run.dir, "tokens")) == NULL)
+    if (c->run.dir[0] != '\0' && t->token_dir == NULL && (t->token_dir = path_join(c->run.dir, "tokens")) == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
     o->cache_dir = t->token_dir;
     o->tokenizer_name = c->data.tokenizer;

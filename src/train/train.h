@@ -8,7 +8,6 @@
 #include "optim/optim.h"
 #include "plan/exec.h"
 
-
 /* Place of a trainer among the ranks of a run, and its share of the machine. The caller owns groups and world. */
 struct rank_place {
     struct mesh mesh;
@@ -20,7 +19,8 @@ struct rank_place place_alone(void);
 /* Sizes from parallel.pp, vpp and ep; virtual stages from the pattern where they are not given. */
 int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e);
 /* Opens the groups; on one machine its ranks share cores and take a GPU each. Every rank of w calls it. */
-int place_open(struct rank_place *p, const struct config *cfg, struct world *w, int local_rank, int local_ranks, struct err *e);
+int place_open(struct rank_place *p, const struct config *cfg, struct world *w, int local_rank, int local_ranks,
+               struct err *e);
 /* Rank `rank` of parallel.ranks without communication: for plans that are not run. */
 int place_on_paper(struct rank_place *p, const struct config *cfg, int rank, struct err *e);
 void place_close(struct rank_place *p);
@@ -41,7 +41,7 @@ struct trainer {
     struct ckpt_file tok_files[CKPT_MAX_FILES]; /* the tokenizer as checkpoints carry it */
     int n_tok_files;
     struct chat_template chat; /* where data.chat is set */
-    char *token_dir; /* where text is tokenised into; NULL: run.dir is not set */
+    char *token_dir;           /* where text is tokenised into; NULL: run.dir is not set */
     struct dataset *train_data, *valid_data;
     struct batch_opts batch_opts;
     struct batcher *batcher;
@@ -53,25 +53,27 @@ struct trainer {
     struct routes *routes; /* recorded or replayed; else NULL */
     struct train_log *log;
     struct samples *samples; /* samples.c: text written at evaluations; NULL: none */
-    int64_t step;        /* updates done */
+    int64_t step;            /* updates done */
     int64_t tokens_seen;
     double train_seconds; /* of the run so far, earlier starts included */
     double peak_flops;
     int64_t skipped, skipped_in_a_row;
     bool has_eval;
-    double scale[1 + MTP_MAX_DEPTHS]; /* of the losses in the current step */
-    int64_t labels[1 + MTP_MAX_DEPTHS];       /* of all ranks */
-    double mean_loss[1 + MTP_MAX_DEPTHS];     /* of the last step, main loss first */
+    double scale[1 + MTP_MAX_DEPTHS];                     /* of the losses in the current step */
+    int64_t labels[1 + MTP_MAX_DEPTHS];                   /* of all ranks */
+    double mean_loss[1 + MTP_MAX_DEPTHS];                 /* of the last step, main loss first */
     enum stop_request (*stop_request)(struct trainer *t); /* called after each step; NULL: the run is never stopped */
-    double deadline;                          /* monotonic seconds; 0: none */
-    struct dir_lock *lock;                    /* of run.dir, on the rank that writes there; NULL: each save takes it */
-    struct ckpt_data *data;                   /* identity of every data file; owned, with the paths */
+    double deadline;                                      /* monotonic seconds; 0: none */
+    struct dir_lock *lock;  /* of run.dir, on the rank that writes there; NULL: each save takes it */
+    struct ckpt_data *data; /* identity of every data file; owned, with the paths */
     int n_data;
-    char *data_note;                          /* what changed in them since the checkpoint, and was accepted; NULL: nothing */
-    bool data_failed;                         /* the last step could not read its data, on some rank; nothing was updated */
-    int64_t replayed;                         /* steps, and batches of evaluations, repeated with larger buffers */
-    bool stale;                               /* weights that other ranks updated have not come yet: trainer_refresh */
-    bool noted_bits, noted_eval;              /* the log has already noted what an evaluation lacks */
+    /* what changed in them since the checkpoint, and was accepted; NULL: nothing */
+    char *data_note;
+    /* the last step could not read its data, on some rank; nothing was updated */
+    bool data_failed;
+    int64_t replayed;            /* steps, and batches of evaluations, repeated with larger buffers */
+    bool stale;                  /* weights that other ranks updated have not come yet: trainer_refresh */
+    bool noted_bits, noted_eval; /* the log has already noted what an evaluation lacks */
 };
 /* Rank 0 writes logs and checkpoints and prints to the terminal. */
 static inline bool trainer_is_rank0(const struct trainer *t) { return t->model.mesh.rank == 0; }
@@ -87,38 +89,40 @@ struct step_result {
 /* Opens device, model, plans, data; commits memory; fills parameters from init or `from` (may be
  * NULL). data may be left out (plan, gradcheck). */
 int trainer_open(struct trainer *t, const struct config *cfg, const struct ckpt *from, bool with_data, struct err *e);
-/* The same for one of several ranks; every rank calls it, as it does all that follow. Each takes its part of `from`, whatever
- * ranks wrote it. */
-int trainer_open_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, const struct ckpt *from, bool with_data,
-                    struct err *e);
+/* The same for one of several ranks; every rank calls it, as it does all that follow. Each takes its part of `from`,
+ * whatever ranks wrote it. */
+int trainer_open_on(struct trainer *t, const struct config *cfg, const struct rank_place *place,
+                    const struct ckpt *from, bool with_data, struct err *e);
 /* Only the plans: nothing is allocated, nothing can be run (`braid plan`). */
 int trainer_plan(struct trainer *t, const struct config *cfg, bool on_paper, struct err *e);
-int trainer_plan_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, bool on_paper, struct err *e);
+int trainer_plan_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, bool on_paper,
+                    struct err *e);
 void trainer_close(struct trainer *t);
 /* One optimizer step. On a non-finite loss or gradient nothing is updated; by policy it is an error that
  * names the first node, or result->skipped. */
 int trainer_step(struct trainer *t, struct step_result *r, struct err *e);
-/* Result of an evaluation. Validation data that cannot be read, and token ids whose bytes are not known, are not errors of
- * the run: the number is left out and the reason is kept. */
+/* Result of an evaluation. Validation data that cannot be read, and token ids whose bytes are not known, are not errors
+ * of the run: the number is left out and the reason is kept. */
 struct eval_result {
-    double loss;          /* mean over train.eval_batches validation batches */
-    double bits_per_byte; /* 0: not known */
-    bool failed;          /* the data could not be read: loss means nothing */
+    double loss;                  /* mean over train.eval_batches validation batches */
+    double bits_per_byte;         /* 0: not known */
+    bool failed;                  /* the data could not be read: loss means nothing */
     int64_t tokens, tokens_total; /* evaluated, and in the validation data; more than that: some were seen again */
     double bytes;                 /* of text behind the targets; 0: not known */
-    struct err why;       /* of failed, or of bits per byte that are not known; may be empty on other ranks */
+    struct err why;               /* of failed, or of bits per byte that are not known; may be empty on other ranks */
 };
 int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e);
-/* Copies of weights that other ranks update (parallel.zero) become theirs. A step does so by itself, while it computes; what else looks at
- * weights calls this before. Every rank calls it. */
+/* Copies of weights that other ranks update (parallel.zero) become theirs. A step does so by itself, while it computes;
+ * what else looks at weights calls this before. Every rank calls it. */
 int trainer_refresh(struct trainer *t, struct err *e);
 int trainer_save(struct trainer *t, struct err *e);
 /* Gradients of the last step that are exactly zero, over all ranks, each element once. Every rank calls it. */
 int trainer_count_zeros(struct trainer *t, double *zeros, struct err *e);
-/* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are allocated again. */
+/* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are
+ * allocated again. */
 int trainer_replan(struct trainer *t, struct err *e);
-/* Which bytes the data files hold: recorded with every checkpoint, compared over ranks, and with what `from` (may be NULL)
- * recorded. A difference is ST_CONFLICT, unless data.accept_change is on. Every rank calls it. */
+/* Which bytes the data files hold: recorded with every checkpoint, compared over ranks, and with what `from` (may be
+ * NULL) recorded. A difference is ST_CONFLICT, unless data.accept_change is on. Every rank calls it. */
 int trainer_identify_data(struct trainer *t, const struct ckpt *from, struct err *e);
 /* The whole run; stops early (checkpoint first) on a stop signal, on run.minutes, or when data cannot be read. */
 int trainer_run(struct trainer *t, struct err *e);
@@ -127,12 +131,13 @@ int trainer_run(struct trainer *t, struct err *e);
 int groups_print(const struct model *m, struct buf *out, struct err *e);
 
 /* Labels that count at each MTP depth (0: the main loss) are added to counts. */
-void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths, int64_t *counts);
+void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths,
+                  int64_t *counts);
 /* Scale of each loss's gradient from those counts. */
 void loss_scales(const struct config *cfg, const int64_t *counts, int depths, double *scale);
 
-/* Choices of routers, recorded to a file or replayed from one (routes.c); *out is NULL where neither is asked for, which
- * the others allow. give: before a microbatch runs; take: after it. */
+/* Choices of routers, recorded to a file or replayed from one (routes.c); *out is NULL where neither is asked for,
+ * which the others allow. give: before a microbatch runs; take: after it. */
 int routes_open(struct routes **out, struct model *m, const struct config *cfg, int64_t step, struct err *e);
 void routes_close(struct routes *r);
 int routes_give(struct routes *r, int64_t first_sample, struct err *e);
@@ -153,16 +158,19 @@ int chat_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path
 /* Names that such files have in a checkpoint. */
 int tokenizer_n_carried(void);
 const char *tokenizer_carried(int i);
-/* data.tokenizer becomes the checkpoint's own copy, unless the user named one; keep_path: or the saved path still exists. */
+/* data.tokenizer becomes the checkpoint's own copy, unless the user named one; keep_path: or the saved path still
+ * exists. */
 int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path, struct err *e);
 /* Is data.tokenizer still the one that the checkpoint was trained with? A checkpoint without one always passes. */
 int tokenizer_check_resume(const struct config *c, const struct ckpt *from, struct err *e);
 int text_options(struct trainer *t, struct data_opts *o, struct err *e); /* how text becomes tokens */
-/* An error when text that this tokenizer reads would not fit model.vocab. Token files have a vocabulary of their own. */
+/* An error when text that this tokenizer reads would not fit model.vocab. Token files have a vocabulary of their own.
+ * */
 int tokenizer_fits(const struct config *cfg, const struct tokenizer *tok, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
 int config_complete(struct config *c, struct err *e);
-/* Keys of any layout (ckpt/keys/keymap.h); after an error nothing has been changed. With several ranks each loads its part. */
+/* Keys of any layout (ckpt/keys/keymap.h); after an error nothing has been changed. With several ranks each loads its
+ * part. */
 int load_params(struct model *m, const struct ckpt *c, struct err *e);
 /* The same for a start from a base: adapters that its file lacks keep the values they have. */
 int load_base(struct model *m, const struct ckpt *c, struct err *e);
@@ -175,7 +183,7 @@ int device_open(struct dev *d, const struct config *cfg, struct err *e);
 int device_open_on(struct dev *d, const struct config *cfg, const struct rank_place *place, struct err *e);
 void plan_options(struct exec *x, const struct config *cfg); /* poison, random lanes, sync, find_nan */
 
-/* ---- generate ---------------------------------------------------------------------------------------------- */
+/* ---- generate -------------------------------------------------------------------------------- */
 
 struct sampler {
     double temperature, top_p;
@@ -188,25 +196,26 @@ struct candidate {
 };
 /* The chosen token of one row of logits; draw number n of the stream. temperature 0: the largest. The
  * first `vocab` logits take part; scratch holds as many candidates. */
-int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n, struct candidate *scratch);
+int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n,
+                 struct candidate *scratch);
 
 /* A model that continues sequences. Plans of several lengths share parameters and caches, so a prompt of n tokens
  * takes about n / 256 runs and a few short ones, never a padded one: recurrent states would remember the padding. */
 enum { GENERATOR_PLANS = 5 };
 struct generator {
-    struct model own;    /* of generator_open */
-    struct model *model; /* the one that is run: own, or that of a trainer */
+    struct model own;                         /* of generator_open */
+    struct model *model;                      /* the one that is run: own, or that of a trainer */
     struct model_plan plans[GENERATOR_PLANS]; /* longest first; the last one takes a single token */
     int n_plans;
     struct exec exec;
     int64_t cache_len, pos; /* tokens that the caches hold at most, and now */
     int32_t *positions;
-    struct tensor host; /* host view of logits, valid until the next feed */
+    struct tensor host;                     /* host view of logits, valid until the next feed */
     int (*check)(void *ctx, struct err *e); /* before each run of a plan; an error ends the feed. NULL: not called */
     void *check_ctx;
 };
-int generator_open(struct generator *g, const struct config *cfg, struct dev *dev, const struct ckpt *from, int64_t max_tokens,
-                   struct err *e);
+int generator_open(struct generator *g, const struct config *cfg, struct dev *dev, const struct ckpt *from,
+                   int64_t max_tokens, struct err *e);
 /* The same on a model that the caller owns: plan before model_commit, bind after it. at_once: most tokens of one
  * run; each has a row of logits in memory. */
 int generator_plan(struct generator *g, struct model *m, int64_t max_tokens, int64_t at_once, struct err *e);
@@ -220,7 +229,7 @@ int generator_feed_all(struct generator *g, const int32_t *tokens, int64_t n, lo
                        struct tensor *last, struct err *e);
 void generator_rewind(struct generator *g); /* a new sequence */
 
-/* ---- whole-model gradient check ------------------------------------------------------------------------------- */
+/* ---- whole-model gradient check -------------------------------------------------------------- */
 
 #define GRADCHECK_ALLOWED 1e-6 /* relative error */
 struct model_check_row {
@@ -229,7 +238,7 @@ struct model_check_row {
 };
 /* Random directions per parameter, central differences in double on the reference device. visit is
  * called for each; the worst relative error comes back. */
-int model_gradcheck(const struct config *cfg, uint64_t seed, void (*visit)(void *, const struct model_check_row *), void *ctx,
-                    double *worst, struct err *e);
+int model_gradcheck(const struct config *cfg, uint64_t seed, void (*visit)(void *, const struct model_check_row *),
+                    void *ctx, double *worst, struct err *e);
 
 #endif

@@ -9,7 +9,8 @@
 
 enum dev_kind device_of(const struct config *cfg)
 {
-    static const enum dev_kind kinds[] = {[CFG_DEVICE_CPU] = DEV_CPU, [CFG_DEVICE_REF] = DEV_REF, [CFG_DEVICE_CUDA] = DEV_CUDA};
+    static const enum dev_kind kinds[] = {
+        [CFG_DEVICE_CPU] = DEV_CPU, [CFG_DEVICE_REF] = DEV_REF, [CFG_DEVICE_CUDA] = DEV_CUDA};
     return kinds[cfg->run.device];
 }
 
@@ -17,8 +18,11 @@ int device_open_on(struct dev *d, const struct config *cfg, const struct rank_pl
 {
     enum dev_kind kind = device_of(cfg);
     int threads = place->threads > 0 ? place->threads : (int)cfg->run.threads;
-    const struct dev_gpu gpu = {.fp32 = cfg->gpu.precision == CFG_PRECISION_FP32, .portable = cfg->gpu.portable, .fast = cfg->gpu.fast,
-                                .index = (int)cfg->gpu.index + place->gpu, .sms = (int)cfg->gpu.sms,
+    const struct dev_gpu gpu = {.fp32 = cfg->gpu.precision == CFG_PRECISION_FP32,
+                                .portable = cfg->gpu.portable,
+                                .fast = cfg->gpu.fast,
+                                .index = (int)cfg->gpu.index + place->gpu,
+                                .sms = (int)cfg->gpu.sms,
                                 .gemm_table = cfg->gpu.gemm_table};
     return kind == DEV_CUDA ? dev_open_gpu(d, &gpu, threads, e) : dev_open(d, kind, threads, e);
 }
@@ -54,19 +58,25 @@ int tokenizer_fits(const struct config *cfg, const struct tokenizer *tok, struct
 {
     if (cfg->model.vocab >= tok->vocab)
         return ST_OK;
-    err_set(e, ST_USAGE, "model.vocab is %lld, but tokenizer '%s' has %d tokens", (long long)cfg->model.vocab, cfg->data.tokenizer,
-            (int)tok->vocab);
+    err_set(e, ST_USAGE, "model.vocab is %lld, but tokenizer '%s' has %d tokens", (long long)cfg->model.vocab,
+            cfg->data.tokenizer, (int)tok->vocab);
     return err_hint(e, "leave model.vocab at 0 to take the tokenizer's; token files may have fewer");
 }
 
-/* ---- data ---------------------------------------------------------------------------------------------------- */
+/* ---- data ------------------------------------------------------------------------------------ */
 
 static struct data_opts data_options(const struct trainer *t, const char *paths, enum data_part part)
 {
     const struct config *c = t->cfg;
     /* One epoch: later ones are reshuffled by number, so the order does not depend on train.steps. */
-    return (struct data_opts){.paths = paths, .seq = c->train.seq, .seed = c->data.seed, .split = c->data.split, .part = part,
-                              .vocab = c->model.vocab, .tokenizer = &t->tok, .eod = t->tok.eod};
+    return (struct data_opts){.paths = paths,
+                              .seq = c->train.seq,
+                              .seed = c->data.seed,
+                              .split = c->data.split,
+                              .part = part,
+                              .vocab = c->model.vocab,
+                              .tokenizer = &t->tok,
+                              .eod = t->tok.eod};
 }
 
 static int open_data(struct trainer *t, struct err *e)
@@ -89,10 +99,15 @@ static int open_data(struct trainer *t, struct err *e)
     TRY(dataset_open(&t->train_data, &train, e));
     if (dataset_has_text(t->train_data))
         TRY(tokenizer_fits(c, &t->tok, e));
-    t->batch_opts = (struct batch_opts){.micro_batch = c->train.micro_batch, .global_batch = c->train.global_batch,
-                                        .dp_rank = t->model.mesh.dp_rank, .dp_size = t->model.mesh.dp,
-                                        .eod = t->tok.eod, .eod_mask = c->data.eod_mask, .eod_mask_loss = c->data.eod_mask,
-                                        .ahead = 2, .keep = (int)t->n_micro};
+    t->batch_opts = (struct batch_opts){.micro_batch = c->train.micro_batch,
+                                        .global_batch = c->train.global_batch,
+                                        .dp_rank = t->model.mesh.dp_rank,
+                                        .dp_size = t->model.mesh.dp,
+                                        .eod = t->tok.eod,
+                                        .eod_mask = c->data.eod_mask,
+                                        .eod_mask_loss = c->data.eod_mask,
+                                        .ahead = 2,
+                                        .keep = (int)t->n_micro};
     if (c->data.valid[0] == '\0' && c->data.split[0] == '\0')
         return ST_OK;
     struct data_opts valid = data_options(t, c->data.valid[0] ? c->data.valid : c->data.train, DATA_VALID);
@@ -105,7 +120,7 @@ static int open_data(struct trainer *t, struct err *e)
     return ST_OK;
 }
 
-/* ---- parameters ------------------------------------------------------------------------------------------------- */
+/* ---- parameters ------------------------------------------------------------------------------ */
 
 static int load_optim(struct trainer *t, const struct ckpt *c, struct err *e)
 {
@@ -116,14 +131,18 @@ static int load_optim(struct trainer *t, const struct ckpt *c, struct err *e)
     return ST_OK;
 }
 
-/* ---- opening ---------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static int build_plans(struct trainer *t, struct err *e)
 {
     const struct config *c = t->cfg;
-    struct model_plan_opts train = {.name = "train", .mode = BUILD_TRAIN, .batch = c->train.micro_batch, .seq = c->train.seq,
+    struct model_plan_opts train = {.name = "train",
+                                    .mode = BUILD_TRAIN,
+                                    .batch = c->train.micro_batch,
+                                    .seq = c->train.seq,
                                     .n_micro = t->n_micro};
-    struct model_plan_opts eval = {.name = "eval", .mode = BUILD_EVAL, .batch = c->train.micro_batch, .seq = c->train.seq};
+    struct model_plan_opts eval = {
+        .name = "eval", .mode = BUILD_EVAL, .batch = c->train.micro_batch, .seq = c->train.seq};
     TRY(model_plan_build(&t->model, &t->train, &train, e));
     TRY(model_plan_build(&t->model, &t->eval, &eval, e));
     TRY(samples_plan(t, e));
@@ -159,7 +178,8 @@ static int commit(struct trainer *t, const struct ckpt *from, struct err *e)
 /* A GPU as far as a plan needs one: types and the op table. */
 static int device_on_paper(struct dev *d, const struct config *cfg, struct err *e)
 {
-    *d = (struct dev){.kind = DEV_CUDA, .real = cfg->gpu.precision == CFG_PRECISION_FP32 ? DT_F32 : DT_BF16, .wide = DT_F32};
+    *d = (struct dev){
+        .kind = DEV_CUDA, .real = cfg->gpu.precision == CFG_PRECISION_FP32 ? DT_F32 : DT_BF16, .wide = DT_F32};
     return ops_for(d) != NULL ? ST_OK : dev_open_gpu(d, &(struct dev_gpu){0}, 0, e);
 }
 
@@ -170,16 +190,19 @@ static int count_micros(const struct config *cfg, const struct mesh *mesh, int64
     *n = cfg->train.global_batch / at_once;
     if (cfg->train.global_batch % at_once == 0)
         return ST_OK;
-    err_set(e, ST_USAGE, "train.global_batch = %lld does not divide into microbatches of %lld on %d data-parallel ranks",
+    err_set(e, ST_USAGE,
+            "train.global_batch = %lld does not divide into microbatches of %lld on %d data-parallel ranks",
             (long long)cfg->train.global_batch, (long long)cfg->train.micro_batch, mesh->dp);
     return err_hint(e, "give a multiple of %lld", (long long)at_once);
 }
 
-int trainer_plan_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, bool on_paper, struct err *e)
+int trainer_plan_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, bool on_paper,
+                    struct err *e)
 {
     *t = (struct trainer){.cfg = cfg, .world = place->world};
     TRY(count_micros(cfg, &place->mesh, &t->n_micro, e));
-    TRY(on_paper && device_of(cfg) == DEV_CUDA ? device_on_paper(&t->dev, cfg, e) : device_open_on(&t->dev, cfg, place, e));
+    TRY(on_paper && device_of(cfg) == DEV_CUDA ? device_on_paper(&t->dev, cfg, e)
+                                               : device_open_on(&t->dev, cfg, place, e));
     if (place->world != NULL)
         TRY(world_device(place->world, &t->dev, e));
     TRY(model_init(&t->model, cfg, &t->dev, e));
@@ -194,7 +217,8 @@ int trainer_plan(struct trainer *t, const struct config *cfg, bool on_paper, str
     return trainer_plan_on(t, cfg, &place, on_paper, e);
 }
 
-/* Declared in the same order, everything persistent gets the place it has; only frames and workspace change their size. */
+/* Declared in the same order, everything persistent gets the place it has; only frames and workspace change their size.
+ * */
 int trainer_replan(struct trainer *t, struct err *e)
 {
     struct memory *mem = &t->model.mem;
@@ -211,8 +235,8 @@ int trainer_replan(struct trainer *t, struct err *e)
     TRY(build_plans(t, e));
     for (int a = 0; a < ARENA_FRAME; a++)
         if (mem->planned[a] != mem->allocated[a])
-            return err_set(e, ST_INTERNAL, "planning again gave arena %s %lld bytes instead of %lld", arena_name((enum arena_id)a),
-                           (long long)mem->planned[a], (long long)mem->allocated[a]);
+            return err_set(e, ST_INTERNAL, "planning again gave arena %s %lld bytes instead of %lld",
+                           arena_name((enum arena_id)a), (long long)mem->planned[a], (long long)mem->allocated[a]);
     TRY(memory_renew(mem, e));
     TRY(bind(t, e));
     t->exec.trace = trace;
@@ -224,9 +248,13 @@ static int check_routes(const struct trainer *t, struct err *e)
 {
     bool record = t->cfg->train.record_routes[0] != '\0', replay = t->cfg->train.replay_routes[0] != '\0';
     if (record && t->model.mesh.world > 1)
-        return err_set(e, ST_USAGE, "train.record_routes is set, but there are %d ranks: routes are recorded by a run on one", t->model.mesh.world);
+        return err_set(e, ST_USAGE,
+                       "train.record_routes is set, but there are %d ranks: routes are recorded by a run on one",
+                       t->model.mesh.world);
     if ((record || replay) && (t->train.n_micro > 1 || t->model.mesh.pp > 1))
-        return err_set(e, ST_USAGE, "train.%s is set, but microbatches of a step run as one plan (parallel.pp, parallel.vpp or parallel.overlap)",
+        return err_set(e, ST_USAGE,
+                       "train.%s is set, but microbatches of a step run as one plan (parallel.pp, parallel.vpp or "
+                       "parallel.overlap)",
                        record ? "record_routes" : "replay_routes");
     return ST_OK;
 }
@@ -238,7 +266,8 @@ int trainer_open(struct trainer *t, const struct config *cfg, const struct ckpt 
 }
 
 /* What a rank opens without the others; they hear how it went before any of them goes on. */
-static int open_own(struct trainer *t, const struct config *cfg, const struct rank_place *place, const struct ckpt *from, bool with_data, struct err *e)
+static int open_own(struct trainer *t, const struct config *cfg, const struct rank_place *place,
+                    const struct ckpt *from, bool with_data, struct err *e)
 {
     TRY(trainer_plan_on(t, cfg, place, false, e));
     TRY(mem_array((void **)&t->micro, (size_t)t->n_micro, sizeof(struct batch *), e));
@@ -250,8 +279,8 @@ static int open_own(struct trainer *t, const struct config *cfg, const struct ra
     return routes_open(&t->routes, &t->model, cfg, t->step, e);
 }
 
-int trainer_open_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, const struct ckpt *from, bool with_data,
-                    struct err *e)
+int trainer_open_on(struct trainer *t, const struct config *cfg, const struct rank_place *place,
+                    const struct ckpt *from, bool with_data, struct err *e)
 {
     int st = open_own(t, cfg, place, from, with_data, e);
     if (place->mesh.all != NULL)

@@ -1,6 +1,6 @@
-/* Running one variant and comparing it with the plain rank; see verify.h. Every rank compares what it holds: its parameters, whole or
- * a slice, and the moments of its shard. After one step the first moments are the summed gradients times one factor, so a
- * reduction that is missing or wrong shows there with the name of the parameter. */
+/* Running one variant and comparing it with the plain rank; see verify.h. Every rank compares what it holds: its
+ * parameters, whole or a slice, and the moments of its shard. After one step the first moments are the summed gradients
+ * times one factor, so a reduction that is missing or wrong shows there with the name of the parameter. */
 #include "train/verify.h"
 
 #include "train/reshard_int.h"
@@ -17,9 +17,9 @@ struct plain {
     double loss[VERIFY_STEPS], norm[VERIFY_STEPS];
 };
 
-/* Balance over a step (model.global_aux_loss) takes the mean of the microbatches that are known so far, and those of all
- * data-parallel ranks at once. So D of them are one rank whose microbatches have D times as many sequences. Without that loss
- * one plain rank stands for all. */
+/* Balance over a step (model.global_aux_loss) takes the mean of the microbatches that are known so far, and those of
+ * all data-parallel ranks at once. So D of them are one rank whose microbatches have D times as many sequences. Without
+ * that loss one plain rank stands for all. */
 enum { MOST_DP = 8 };
 struct verify {
     struct config cfg;
@@ -27,7 +27,7 @@ struct verify {
     bool has_config;
 };
 
-/* ---- configs ------------------------------------------------------------------------------------------------------------ */
+/* ---- configs --------------------------------------------------------------------------------- */
 
 /* The pattern with '|' between stages that have about the same number of items. */
 static int cut_pattern(struct config *c, int segments, struct err *e)
@@ -86,7 +86,7 @@ static int variant_config(struct config *c, const struct verify *v, const struct
     return ST_OK;
 }
 
-/* ---- the plain rank ------------------------------------------------------------------------------------------------------- */
+/* ---- the plain rank -------------------------------------------------------------------------- */
 
 static int keep(double **out, const struct tensor *t, struct err *e)
 {
@@ -103,7 +103,8 @@ static int keep_moments(struct plain *v, const struct trainer *t, struct err *e)
         int index;
         bool is_new;
         TRY(param_add(&v->params, &t->model.params.list[k].p, &index, &is_new, e));
-        struct tensor m = !param_trained(&t->model.params.list[k].p) ? (struct tensor){0} : optim_state(&t->model, k, 0);
+        struct tensor m =
+            !param_trained(&t->model.params.list[k].p) ? (struct tensor){0} : optim_state(&t->model, k, 0);
         if (m.data != NULL)
             TRY(keep(&v->moment[k], &m, e));
     }
@@ -196,7 +197,7 @@ void verify_close(struct verify *v)
     free(v);
 }
 
-/* ---- one variant ---------------------------------------------------------------------------------------------------------------- */
+/* ---- one variant ----------------------------------------------------------------------------- */
 
 struct rank_run {
     const struct verify *v;
@@ -316,7 +317,8 @@ static void sum_up(const struct rank_run *run, struct verify_row *row)
     row->outcome = most == 0 ? VERIFY_SAME_BITS : most <= VERIFY_ALLOWED ? VERIFY_CLOSE : VERIFY_DIFFERS;
 }
 
-int verify_run(struct verify *v, const struct verify_case *variant, const struct verify_sabotage *wrong, struct verify_row *row, struct err *e)
+int verify_run(struct verify *v, const struct verify_case *variant, const struct verify_sabotage *wrong,
+               struct verify_row *row, struct err *e)
 {
     double begin = time_now();
     struct rank_run run = {.v = v, .variant = variant, .wrong = wrong};

@@ -1,5 +1,6 @@
-/* verify: does every mesh and every schedule that a config allows train the same model? A small model of the same kind is run
- * by one plain rank and by thread ranks on every mesh and schedule, in double precision, and what they end with is compared. */
+/* verify: does every mesh and every schedule that a config allows train the same model? A small model of the same kind
+ * is run by one plain rank and by thread ranks on every mesh and schedule, in double precision, and what they end with
+ * is compared. */
 #ifndef BRAID_TRAIN_VERIFY_H
 #define BRAID_TRAIN_VERIFY_H
 
@@ -16,8 +17,9 @@ struct verify_case {
 /* All variants; those that need experts do not apply to models without. */
 const struct verify_case *verify_cases(int *n);
 
-/* Combinations of stages, virtual stages, expert parallelism, copies, parallel.zero, overlap, delayed weight gradients and recompute on up to
- * eight ranks: so many that every legal pair of their values is among them, or all that are legal. */
+/* Combinations of stages, virtual stages, expert parallelism, copies, parallel.zero, overlap, delayed weight gradients
+ * and recompute on up to eight ranks: so many that every legal pair of their values is among them, or all that are
+ * legal. */
 struct verify_list {
     struct verify_case *list;
     int n;
@@ -31,11 +33,11 @@ enum verify_outcome { VERIFY_SAME_BITS, VERIFY_CLOSE, VERIFY_DIFFERS, VERIFY_REF
 struct verify_row {
     const struct verify_case *variant;
     enum verify_outcome outcome;
-    double loss, norm;          /* relative differences, the worst step */
-    double grad, param;         /* largest differences: first moments after one step, parameters at the end */
-    char where[160];            /* parameter with the largest, and the rank that has it */
+    double loss, norm;  /* relative differences, the worst step */
+    double grad, param; /* largest differences: first moments after one step, parameters at the end */
+    char where[160];    /* parameter with the largest, and the rank that has it */
     double seconds;
-    struct err why;             /* refused: the reason */
+    struct err why; /* refused: the reason */
 };
 
 /* For tests: what is wrong on purpose. Called on the rank's own config, and on its trainer before the first step. */
@@ -53,7 +55,8 @@ bool verify_applies(const struct config *small, const struct verify_case *varian
 
 struct verify; /* what the plain rank gave */
 int verify_open(struct verify **out, const struct config *small, struct err *e);
-int verify_run(struct verify *v, const struct verify_case *variant, const struct verify_sabotage *wrong, struct verify_row *row, struct err *e);
+int verify_run(struct verify *v, const struct verify_case *variant, const struct verify_sabotage *wrong,
+               struct verify_row *row, struct err *e);
 void verify_close(struct verify *v);
 
 #endif

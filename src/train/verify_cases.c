@@ -16,8 +16,7 @@ static const struct verify_case cases[] = {
     {"DP4, zero 0", 4, 1, 1, 1, "parallel.zero=0"},
     {"DP2, zero 2", 2, 1, 1, 1, "parallel.zero=2"},
     {"DP2, zero 3", 2, 1, 1, 1, "parallel.zero=3"},
-    {"DP4, zero 3, lanes in random order, poisoned", 4, 1, 1, 1,
-     "parallel.zero=3 plan.random_lanes=5 plan.poison=on"},
+    {"DP4, zero 3, lanes in random order, poisoned", 4, 1, 1, 1, "parallel.zero=3 plan.random_lanes=5 plan.poison=on"},
     {"DP8, zero 3", 8, 1, 1, 1, "parallel.zero=3"},
     {"PP2", 2, 2, 1, 1, ""},
     {"PP4", 4, 4, 1, 1, ""},
@@ -55,22 +54,17 @@ bool verify_applies(const struct config *small, const struct verify_case *varian
     return experts || variant->ep == 1;
 }
 
-/* ---- combinations
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- combinations ---------------------------------------------------------------------------- */
 
 enum factor { PP, VPP, EP, COPIES, ZERO, OVERLAP, DELAY, RECOMPUTE, FACTORS };
 enum { MOST_RANKS = 8, MOST_VALUES = 4 };
 struct combination {
     int value[FACTORS]; /* index into values[] */
 };
-static const int n_values[FACTORS] = {[PP] = 3,   [VPP] = 2,     [EP] = 3,    [COPIES] = 4,
-                                      [ZERO] = 4, [OVERLAP] = 3, [DELAY] = 2, [RECOMPUTE] = 2};
-static const int numbers[FACTORS][MOST_VALUES] = {[PP] = {1, 2, 4},
-                                                  [VPP] = {1, 2},
-                                                  [EP] = {1, 2, 4},
-                                                  [COPIES] = {1, 2, 4, 8},
-                                                  [ZERO] = {0, 1, 2, 3}};
+static const int n_values[FACTORS] = {
+    [PP] = 3, [VPP] = 2, [EP] = 3, [COPIES] = 4, [ZERO] = 4, [OVERLAP] = 3, [DELAY] = 2, [RECOMPUTE] = 2};
+static const int numbers[FACTORS][MOST_VALUES] = {
+    [PP] = {1, 2, 4}, [VPP] = {1, 2}, [EP] = {1, 2, 4}, [COPIES] = {1, 2, 4, 8}, [ZERO] = {0, 1, 2, 3}};
 static const char *const overlaps[] = {"none", "ep", "dw"};
 
 static int number(const struct combination *c, enum factor f) { return numbers[f][c->value[f]]; }
@@ -79,8 +73,7 @@ static int dp_of(const struct combination *c) { return number(c, EP) * number(c,
 /* What rules or schedules refuse, and what would be another combination under a second name. */
 static bool legal(const struct combination *c, bool experts)
 {
-    int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), dp = dp_of(c),
-        micros = VERIFY_BATCH / dp;
+    int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), dp = dp_of(c), micros = VERIFY_BATCH / dp;
     if (pp * dp > MOST_RANKS || (ep > 1 && !experts) || pp * vpp > 4)
         return false;
     if ((number(c, ZERO) == 3 && pp > 1) || (number(c, ZERO) != 1 && dp == 1))
@@ -101,8 +94,7 @@ static bool next(struct combination *c)
     return false;
 }
 
-static int name_case(struct verify_list *l, const struct combination *c, struct verify_case *out,
-                     struct err *e)
+static int name_case(struct verify_list *l, const struct combination *c, struct verify_case *out, struct err *e)
 {
     struct buf name, options;
     int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), copies = number(c, COPIES);
@@ -110,11 +102,10 @@ static int name_case(struct verify_list *l, const struct combination *c, struct 
     buf_init(&options, 0);
     buf_addf(&name, "PP%d x VPP%d x EP%d x %d, zero %d", pp, vpp, ep, copies, number(c, ZERO));
     buf_addf(&name, "%s%s%s%s", c->value[OVERLAP] ? ", overlap " : "",
-             c->value[OVERLAP] ? overlaps[c->value[OVERLAP]] : "",
-             c->value[DELAY] ? ", delayed" : "", c->value[RECOMPUTE] ? ", recomputed" : "");
-    buf_addf(&options, "parallel.zero=%d parallel.overlap=%s plan.delay_dw=%s plan.recompute=%s",
-             number(c, ZERO), overlaps[c->value[OVERLAP]], c->value[DELAY] ? "on" : "off",
-             c->value[RECOMPUTE] ? "full" : "");
+             c->value[OVERLAP] ? overlaps[c->value[OVERLAP]] : "", c->value[DELAY] ? ", delayed" : "",
+             c->value[RECOMPUTE] ? ", recomputed" : "");
+    buf_addf(&options, "parallel.zero=%d parallel.overlap=%s plan.delay_dw=%s plan.recompute=%s", number(c, ZERO),
+             overlaps[c->value[OVERLAP]], c->value[DELAY] ? "on" : "off", c->value[RECOMPUTE] ? "full" : "");
     int st = buf_check(&name, e);
     if (st == ST_OK)
         st = buf_check(&options, e);
@@ -122,9 +113,7 @@ static int name_case(struct verify_list *l, const struct combination *c, struct 
     if (st == ST_OK) {
         out->name = arena_strdup(&l->text, name.text);
         out->options = arena_strdup(&l->text, options.text);
-        st = out->name == NULL || out->options == NULL
-                 ? err_set(e, ST_NOMEM, "out of memory listing meshes")
-                 : ST_OK;
+        st = out->name == NULL || out->options == NULL ? err_set(e, ST_NOMEM, "out of memory listing meshes") : ST_OK;
     }
     buf_release(&name);
     buf_release(&options);

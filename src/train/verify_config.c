@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the pattern: every kind of item the user's has, about eight of them ------------------------------------------- */
+/* ---- the pattern: every kind of item the user's has, about eight of them --------------------- */
 
 enum { ITEMS = 8 };
 
@@ -36,7 +36,7 @@ static void small_pattern(struct buf *out, const struct pattern *p)
         buf_addf(out, "/%.*s", p->n_mtp_layers, p->mtp_symbols);
 }
 
-/* ---- numbers -------------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 static int64_t user_value(const struct config *user, const char *name)
 {
@@ -60,11 +60,27 @@ static int set_sizes(struct config *c, const struct config *user, const struct t
 static int small_numbers(struct config *c, const struct tiny_model *m, struct err *e)
 {
     static const struct tiny_size general[] = {
-        {"model.hidden", 32, true}, {"model.vocab", 0, true}, {"model.vocab_multiple", 1, true}, {"model.layers", 0, true}, {"model.mtp_layers", 0, true},
-        {"train.seq", 16, true}, {"model.max_position", 0, true}, {"train.micro_batch", 1, true},
-        {"train.global_batch", VERIFY_BATCH, true}, {"train.steps", VERIFY_STEPS, true}, {"train.warmup", 0, true},
-        {"train.decay_steps", 0, true}, {"train.wsd_steps", 0, true}, {"train.loss_chunk", 0, true}, {"train.eval_every", 0, true}, {"run.threads", 1, true},
-        {"run.save_every", 0, true}, {"parallel.ranks", 0, true}, {"parallel.pp", 1, true}, {"parallel.vpp", 0, true}, {"parallel.ep", 1, true},
+        {"model.hidden", 32, true},
+        {"model.vocab", 0, true},
+        {"model.vocab_multiple", 1, true},
+        {"model.layers", 0, true},
+        {"model.mtp_layers", 0, true},
+        {"train.seq", 16, true},
+        {"model.max_position", 0, true},
+        {"train.micro_batch", 1, true},
+        {"train.global_batch", VERIFY_BATCH, true},
+        {"train.steps", VERIFY_STEPS, true},
+        {"train.warmup", 0, true},
+        {"train.decay_steps", 0, true},
+        {"train.wsd_steps", 0, true},
+        {"train.loss_chunk", 0, true},
+        {"train.eval_every", 0, true},
+        {"run.threads", 1, true},
+        {"run.save_every", 0, true},
+        {"parallel.ranks", 0, true},
+        {"parallel.pp", 1, true},
+        {"parallel.vpp", 0, true},
+        {"parallel.ep", 1, true},
         {"parallel.pp_group", 0, true},
         {"parallel.first_layers", 0, true},
         {"parallel.last_layers", 0, true},
@@ -111,11 +127,35 @@ int verify_copy(struct config *to, const struct config *from, struct err *e)
 static int shrink(struct config *small, const struct config *user, const char *data, struct err *e)
 {
     static const char *const words[][2] = {
-        {"run.device", "ref"}, {"run.resume", "never"}, {"run.load", ""}, {"run.load_weights", ""}, {"run.load_allow", "none"}, {"run.quiet", "on"}, {"run.tensorboard", "off"},
-        {"run.report", "off"}, {"run.dir", ""}, {"data.valid", ""}, {"data.split", ""}, {"data.tokenizer", "bytes"}, {"plan.trace", ""},
-        {"plan.find_nan", "off"}, {"train.schedule", "constant"}, {"train.record_routes", ""}, {"train.replay_routes", ""}, {"train.min_lr", "0"},
-        {"parallel.comm", "auto"}, {"parallel.overlap", "none"}, {"parallel.reduce", "fp32"}, {"parallel.zero", "1"}, {"parallel.ep_capacity", "0"}, {"parallel.bucket_mb", "0.01"}, {"model.init_std", "0.1"},
-        {"model.mtp_pattern", ""}, {"model.softmax_scale", "0"}, {"model.attn_ratio", "0"}, {"model.mlp_ratio", "0"},
+        {"run.device", "ref"},
+        {"run.resume", "never"},
+        {"run.load", ""},
+        {"run.load_weights", ""},
+        {"run.load_allow", "none"},
+        {"run.quiet", "on"},
+        {"run.tensorboard", "off"},
+        {"run.report", "off"},
+        {"run.dir", ""},
+        {"data.valid", ""},
+        {"data.split", ""},
+        {"data.tokenizer", "bytes"},
+        {"plan.trace", ""},
+        {"plan.find_nan", "off"},
+        {"train.schedule", "constant"},
+        {"train.record_routes", ""},
+        {"train.replay_routes", ""},
+        {"train.min_lr", "0"},
+        {"parallel.comm", "auto"},
+        {"parallel.overlap", "none"},
+        {"parallel.reduce", "fp32"},
+        {"parallel.zero", "1"},
+        {"parallel.ep_capacity", "0"},
+        {"parallel.bucket_mb", "0.01"},
+        {"model.init_std", "0.1"},
+        {"model.mtp_pattern", ""},
+        {"model.softmax_scale", "0"},
+        {"model.attn_ratio", "0"},
+        {"model.mlp_ratio", "0"},
     };
     struct pattern p, made;
     struct buf b;
@@ -126,7 +166,8 @@ static int shrink(struct config *small, const struct config *user, const char *d
     small_pattern(&b, &p);
     TRY_OUT(buf_check(&b, e));
     TRY_OUT(pattern_parse(&made, b.text, e));
-    TRY_OUT(small_numbers(small, &(struct tiny_model){.user = user, .user_symbols = p.symbols, .symbols = made.symbols}, e));
+    TRY_OUT(small_numbers(small, &(struct tiny_model){.user = user, .user_symbols = p.symbols, .symbols = made.symbols},
+                          e));
     TRY_OUT(set_words(small, words, countof(words), e));
     TRY_OUT(config_set(small, "data.train", data, NULL, e));
     TRY_OUT(config_set(small, "model.pattern", b.text, NULL, e));

@@ -59,7 +59,8 @@ static void names_match(void **state)
     assert_string_equal(nearest_name("model.hiden", names, 3), "model.hidden");
     assert_null(nearest_name("zzzzzzzzzzzzzz", names, 3));
     assert_string_equal(nearest_name("trian.lr", names, 3), "train.lr"); /* neighbours exchanged: one mistake */
-    assert_null(nearest_name("train.sizes", names, 3));                  /* 3 of 11 characters are more than a quarter */
+    /* 3 of 11 characters are more than a quarter */
+    assert_null(nearest_name("train.sizes", names, 3));
     assert_null(nearest_name("data.train", names, 3));
     assert_true(str_glob("joint.*", "joint.norm"));
     assert_false(str_glob("joint.*", "mlp.act"));
@@ -157,14 +158,15 @@ static void times_are_readable(void **state)
     static const struct {
         double seconds;
         const char *text;
-    } cases[] = {{1.25, "1.2s"}, {59.9, "59.9s"}, {61, "1m01s"}, {7260, "2h01m"}, {INFINITY, "infs"}, {-INFINITY, "-infs"}};
+    } cases[] = {{1.25, "1.2s"},  {59.9, "59.9s"},    {61, "1m01s"},
+                 {7260, "2h01m"}, {INFINITY, "infs"}, {-INFINITY, "-infs"}};
     char out[32];
     for (int i = 0; i < countof(cases); i++)
         assert_string_equal(human_time(cases[i].seconds, out, sizeof out), cases[i].text);
     assert_non_null(strstr(human_time(NAN, out, sizeof out), "nan"));
 }
 
-/* ---- SHA-256 and HMAC ------------------------------------------------------------------------------- */
+/* ---- SHA-256 and HMAC ------------------------------------------------------------------------ */
 
 static void hex(const uint8_t *bytes, char *out)
 {
@@ -181,7 +183,8 @@ static void sha256_gives_the_standard_s_values(void **state)
     } known[] = {
         {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
         {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
-        {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
+        {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
+         "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
     };
     struct sha256 s;
     uint8_t out[SHA256_BYTES];

@@ -111,7 +111,8 @@ static void a_beating_lock_of_another_machine_is_held(void **state)
     if (child == 0)
         for (int beat = 8;; beat++) {
             char line[128];
-            int n = snprintf(line, sizeof line, "elsewhere 4711 another-boot 00000000000000aa 2026-01-01T00:00:00Z %012d\n", beat);
+            int n = snprintf(line, sizeof line,
+                             "elsewhere 4711 another-boot 00000000000000aa 2026-01-01T00:00:00Z %012d\n", beat);
             int fd = open(path, O_WRONLY);
             if (fd < 0 || pwrite(fd, line, (size_t)n, 0) != n)
                 _exit(1);

@@ -28,8 +28,8 @@ static void fill(struct world *w, int64_t step)
         w->half[i] = f32_to_bf16((float)(step + i));
     w->scalar = (float)step;
     w->args.step = step;
-    w->args.counters = (struct ckpt_counters){
-        .samples = step * 8, .tokens = step * 64, .seed = UINT64_MAX - 1, .wall_seconds = 0.1};
+    w->args.counters =
+        (struct ckpt_counters){.samples = step * 8, .tokens = step * 64, .seed = UINT64_MAX - 1, .wall_seconds = 0.1};
     w->train[0] = (struct ckpt_number){"loss_ema", 1.0 / 3 + (double)step};
     w->train[1] = (struct ckpt_number){"odd", (double)NAN};
 }
@@ -40,15 +40,12 @@ static int world_open(void **state)
     w->run = temp_dir();
     struct tensor scalar = tensor_shape(DT_F32, 0, NULL);
     scalar.data = &w->scalar;
-    w->param = (struct param){.key = "fused.weight",
-                              .rank = 2,
-                              .dim = {6, 2},
-                              .rows = {.n_sections = 2, .groups = 2, .rows = {2, 1}}};
-    w->items[0] = (struct ckpt_item){"fused.weight", tensor_2d(w->fused, DT_F32, 6, 2), &w->param,
-                                     CKPT_MODEL};
+    w->param = (struct param){
+        .key = "fused.weight", .rank = 2, .dim = {6, 2}, .rows = {.n_sections = 2, .groups = 2, .rows = {2, 1}}};
+    w->items[0] = (struct ckpt_item){"fused.weight", tensor_2d(w->fused, DT_F32, 6, 2), &w->param, CKPT_MODEL};
     w->items[1] = (struct ckpt_item){"half", tensor_1d(w->half, DT_BF16, 4), NULL, CKPT_MODEL};
-    w->items[2] = (struct ckpt_item){"exp_avg.fused.weight", tensor_2d(w->average, DT_F32, 6, 2),
-                                     &w->param, CKPT_OPTIM};
+    w->items[2] =
+        (struct ckpt_item){"exp_avg.fused.weight", tensor_2d(w->average, DT_F32, 6, 2), &w->param, CKPT_OPTIM};
     w->items[3] = (struct ckpt_item){"scale", scalar, NULL, CKPT_MODEL};
     w->args = (struct ckpt_save_args){.run_dir = w->run,
                                       .items = w->items,
@@ -155,8 +152,7 @@ static void fused_rows_are_interleaved_on_disk(void **state)
         assert_memory_equal(disk[r], w->fused[disk_to_memory[r]], sizeof disk[r]);
     struct param wrong = w->param;
     wrong.rows.groups = 3;
-    assert_fails(ckpt_load(c, "fused.weight", CKPT_MODEL, &t, &wrong, &w->e), ST_INVALID, &w->e,
-                 "row layout");
+    assert_fails(ckpt_load(c, "fused.weight", CKPT_MODEL, &t, &wrong, &w->e), ST_INVALID, &w->e, "row layout");
     ckpt_close(c);
 }
 
@@ -174,11 +170,9 @@ static void wrong_requests_name_key_and_shapes(void **state)
     assert_fails(ckpt_load(c, "fused.wieght", CKPT_MODEL, &t, NULL, &w->e), ST_INVALID, &w->e,
                  "nearest is 'fused.weight'");
     t = tensor_2d(x, DT_I32, 6, 2);
-    assert_fails(ckpt_load(c, "fused.weight", CKPT_MODEL, &t, NULL, &w->e), ST_UNSUPPORTED, &w->e,
-                 "I32");
+    assert_fails(ckpt_load(c, "fused.weight", CKPT_MODEL, &t, NULL, &w->e), ST_UNSUPPORTED, &w->e, "I32");
     t = tensor_2d(NULL, DT_F32, 6, 2);
-    assert_fails(ckpt_load(c, "fused.weight", CKPT_MODEL, &t, NULL, &w->e), ST_INVALID, &w->e,
-                 "dense");
+    assert_fails(ckpt_load(c, "fused.weight", CKPT_MODEL, &t, NULL, &w->e), ST_INVALID, &w->e, "dense");
     ckpt_close(c);
 }
 
@@ -202,11 +196,9 @@ static void the_newest_is_found_by_scanning(void **state)
     assert_fails(ckpt_open(&c, w->run, &w->e), ST_CORRUPT, &w->e, "step-00000020");
     assert_int_equal(unlink(at(w, "step-00000020/manifest.json", path)), 0);
     assert_fails(ckpt_open(&c, w->run, &w->e), ST_CORRUPT, &w->e, "step-00000010");
-    assert_fails(ckpt_open(&c, at(w, "step-00000030/", path), &w->e), ST_CORRUPT, &w->e,
-                 "has 50 bytes");
+    assert_fails(ckpt_open(&c, at(w, "step-00000030/", path), &w->e), ST_CORRUPT, &w->e, "has 50 bytes");
     assert_non_null(strstr(w->e.hint, "step-00000010"));
-    assert_fails(ckpt_open(&c, at(w, "step-00000020", path), &w->e), ST_CORRUPT, &w->e,
-                 "manifest.json is missing");
+    assert_fails(ckpt_open(&c, at(w, "step-00000020", path), &w->e), ST_CORRUPT, &w->e, "manifest.json is missing");
     struct ckpt_info *list;
     int n;
     assert_ok(ckpt_list(w->run, &list, &n, &w->e), &w->e);
@@ -237,8 +229,7 @@ static void damage_is_refused_with_the_next_older_good_one(void **state)
     assert_ok(ckpt_open(&c, at(w, "step-00000010", path), &w->e), &w->e);
     ckpt_close(c);
     flip_byte(at(w, "step-00000010/model.safetensors", path), 20);
-    assert_fails(ckpt_open(&c, at(w, "step-00000010", path), &w->e), ST_CORRUPT, &w->e,
-                 "no older good one");
+    assert_fails(ckpt_open(&c, at(w, "step-00000010", path), &w->e), ST_CORRUPT, &w->e, "no older good one");
 }
 
 /* What it says after parsing, in one spelling; NULL when it is refused. */
@@ -261,8 +252,7 @@ static void no_damaged_manifest_is_believed(void **state)
     size_t n;
     int same = 0;
     save(w, 10);
-    assert_ok(file_read(at(w, "step-00000010/manifest.json", path), 100000, &text, &n, &w->e),
-              &w->e);
+    assert_ok(file_read(at(w, "step-00000010/manifest.json", path), 100000, &text, &n, &w->e), &w->e);
     char *original = meaning(text, n);
     assert_non_null(original);
     for (size_t i = 0; i < n; i++) {
@@ -287,9 +277,9 @@ static void no_damaged_manifest_is_believed(void **state)
 static void manifests_that_lie_are_refused(void **state)
 {
     (void)state;
-#define HEAD                                                                                       \
-    "{\"format\":\"braid-checkpoint\",\"version\":1,\"step\":1,\"samples\":1,\"tokens\":1,"        \
-    "\"seed\":\"1\","                                                                              \
+#define HEAD                                                                                                           \
+    "{\"format\":\"braid-checkpoint\",\"version\":1,\"step\":1,\"samples\":1,\"tokens\":1,"                            \
+    "\"seed\":\"1\","                                                                                                  \
     "\"wall_seconds\":1,\"saved_at\":1,\"checksum\":\"0123456789abcdef\","
 #define SUM "\"bytes\":1,\"xxh3\":\"0123456789abcdef\""
     static const struct {
@@ -304,26 +294,21 @@ static void manifests_that_lie_are_refused(void **state)
         {"{\"format\":\"braid-checkpoint\",\"version\":1}", ST_CORRUPT, "checksum is missing"},
         {HEAD "\"step\":2}", ST_CORRUPT, "duplicate"},
         {HEAD "\"train\":{\"a\":\"x\"},\"files\":{},\"tensors\":{}}", ST_CORRUPT, "train value"},
-        {HEAD "\"train\":{},\"files\":{\"../x\":{" SUM "}},\"tensors\":{}}", ST_CORRUPT,
-         "not allowed"},
-        {HEAD "\"train\":{},\"files\":{\"/etc/passwd\":{" SUM "}},\"tensors\":{}}", ST_CORRUPT,
-         "not allowed"},
-        {HEAD "\"train\":{},\"files\":{\"manifest.json\":{" SUM "}},\"tensors\":{}}", ST_CORRUPT,
-         "not allowed"},
+        {HEAD "\"train\":{},\"files\":{\"../x\":{" SUM "}},\"tensors\":{}}", ST_CORRUPT, "not allowed"},
+        {HEAD "\"train\":{},\"files\":{\"/etc/passwd\":{" SUM "}},\"tensors\":{}}", ST_CORRUPT, "not allowed"},
+        {HEAD "\"train\":{},\"files\":{\"manifest.json\":{" SUM "}},\"tensors\":{}}", ST_CORRUPT, "not allowed"},
         {HEAD "\"train\":{},\"files\":{\"\":{" SUM "}},\"tensors\":{}}", ST_CORRUPT, "not allowed"},
         {HEAD "\"train\":{},\"files\":{\"a\":{\"bytes\":-1,\"xxh3\":\"0123456789abcdef\"}},"
               "\"tensors\":{}}",
          ST_CORRUPT, "size or checksum"},
-        {HEAD "\"train\":{},\"files\":{\"a\":{\"bytes\":1,\"xxh3\":\"xyz\"}},\"tensors\":{}}",
-         ST_CORRUPT, "size or checksum"},
-        {HEAD "\"train\":{},\"files\":{},\"tensors\":{\"other\":{}}}", ST_CORRUPT,
-         "unknown section"},
+        {HEAD "\"train\":{},\"files\":{\"a\":{\"bytes\":1,\"xxh3\":\"xyz\"}},\"tensors\":{}}", ST_CORRUPT,
+         "size or checksum"},
+        {HEAD "\"train\":{},\"files\":{},\"tensors\":{\"other\":{}}}", ST_CORRUPT, "unknown section"},
         {HEAD "\"train\":{},\"files\":{},\"tensors\":{\"model\":{\"k\":{\"dtype\":\"F32\","
               "\"shape\":[1],\"file\":\"a\"}}}}",
          ST_CORRUPT, "not listed"},
-        {HEAD
-         "\"train\":{},\"files\":{\"a\":{" SUM
-         "}},\"tensors\":{\"model\":{\"k\":{\"dtype\":\"F32\",\"shape\":[-1],\"file\":\"a\"}}}}",
+        {HEAD "\"train\":{},\"files\":{\"a\":{" SUM
+              "}},\"tensors\":{\"model\":{\"k\":{\"dtype\":\"F32\",\"shape\":[-1],\"file\":\"a\"}}}}",
          ST_CORRUPT, "impossible shape"},
         {HEAD "\"train\":{},\"files\":{\"a\":{" SUM
               "}},\"tensors\":{\"model\":{\"k\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1],"
@@ -333,8 +318,8 @@ static void manifests_that_lie_are_refused(void **state)
     for (int i = 0; i < countof(cases); i++) {
         struct err e = {0};
         struct manifest m;
-        assert_fails(manifest_parse(&m, cases[i].text, strlen(cases[i].text), false, &e),
-                     cases[i].status, &e, cases[i].message);
+        assert_fails(manifest_parse(&m, cases[i].text, strlen(cases[i].text), false, &e), cases[i].status, &e,
+                     cases[i].message);
     }
 }
 
@@ -372,12 +357,10 @@ static void a_manifest_and_files_that_disagree_are_refused(void **state)
     size_t n;
     struct manifest m;
     save(w, 5);
-    assert_ok(file_read(at(w, "step-00000005/manifest.json", path), 100000, &text, &n, &w->e),
-              &w->e);
+    assert_ok(file_read(at(w, "step-00000005/manifest.json", path), 100000, &text, &n, &w->e), &w->e);
     assert_ok(manifest_parse(&m, text, n, true, &w->e), &w->e);
     free(text);
-    static const char *const messages[] = {"manifest says F32 [2, 6]", "lacks the tensor 'sc'",
-                                           "lists 3"};
+    static const char *const messages[] = {"manifest says F32 [2, 6]", "lacks the tensor 'sc'", "lists 3"};
     for (int i = 0; i < countof(messages); i++) {
         struct manifest lie = m;
         struct manifest_tensor tensors[4];
@@ -426,8 +409,7 @@ static void an_old_folder_alone_is_found_and_restored(void **state)
     save(w, 10);
     save(w, 20);
     /* A kill between the two renames of a replacement; no process has this number. */
-    assert_int_equal(rename(at(w, "step-00000020", a), at(w, "step-00000020.old-2147483646", b)),
-                     0);
+    assert_int_equal(rename(at(w, "step-00000020", a), at(w, "step-00000020.old-2147483646", b)), 0);
     assert_int_equal(newest(w), 20);
     save(w, 30);
     assert_true(file_is_dir(a));
@@ -443,11 +425,9 @@ static void leftovers_of_dead_writers_are_cleaned(void **state)
     struct world *w = *state;
     char path[512], own[512];
     save(w, 10);
-    assert_int_equal(
-        rename(at(w, "step-00000010", path), at(w, "step-00000010.tmp-2147483646", own)), 0);
+    assert_int_equal(rename(at(w, "step-00000010", path), at(w, "step-00000010.tmp-2147483646", own)), 0);
     struct ckpt *c;
-    assert_fails(ckpt_open(&c, w->run, &w->e), ST_INVALID, &w->e,
-                 "no checkpoint"); /* tmp is ignored */
+    assert_fails(ckpt_open(&c, w->run, &w->e), ST_INVALID, &w->e, "no checkpoint"); /* tmp is ignored */
     snprintf(own, sizeof own, "%s/checkpoints/step-00000003.tmp-0123456789abcdef", w->run);
     assert_ok(file_make_dirs(own, &w->e), &w->e);
     assert_ok(file_make_dirs(at(w, "step-5", path), &w->e), &w->e); /* not ours */
@@ -525,8 +505,7 @@ static void tensors_may_lie_in_several_shards(void **state)
     save(w, 1);
     fill(w, 2);
     assert_ok(file_make_dirs(at(w, "step-00000002", folder), &w->e), &w->e);
-    struct manifest_file files[2] = {{.name = "model-0.safetensors"},
-                                     {.name = "model-1.safetensors"}};
+    struct manifest_file files[2] = {{.name = "model-0.safetensors"}, {.name = "model-1.safetensors"}};
     struct manifest_tensor tensors[2] = {{"half", CKPT_MODEL, DT_BF16, 1, {4}, 0},
                                          {"scale", CKPT_MODEL, DT_F32, 0, {0}, 1}};
     struct st_item items[2] = {{"half", w->items[1].host, NULL}, {"scale", w->items[3].host, NULL}};
@@ -534,13 +513,10 @@ static void tensors_may_lie_in_several_shards(void **state)
         snprintf(path, sizeof path, "%s/checkpoints/step-00000002/%s", w->run, files[i].name);
         assert_ok(st_write_new(path, &items[i], 1, NULL, 0, &files[i].sum, &w->e), &w->e);
     }
-    struct manifest m = {
-        .step = 2, .files = files, .n_files = 2, .tensors = tensors, .n_tensors = 2};
+    struct manifest m = {.step = 2, .files = files, .n_files = 2, .tensors = tensors, .n_tensors = 2};
     char *text;
     assert_ok(manifest_dump(&m, &text, &w->e), &w->e);
-    assert_ok(
-        file_write_atomic(at(w, "step-00000002/manifest.json", path), text, strlen(text), &w->e),
-        &w->e);
+    assert_ok(file_write_atomic(at(w, "step-00000002/manifest.json", path), text, strlen(text), &w->e), &w->e);
     free(text);
     struct ckpt *c;
     float scale;

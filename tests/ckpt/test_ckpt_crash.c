@@ -69,8 +69,7 @@ static void a_kill_at_any_moment_leaves_a_complete_checkpoint(void **state)
     for (uint64_t round = 0; round < ROUNDS; round++) {
         pid_t child = fork();
         assert_true(child >= 0);
-        if (child ==
-            0) { /* every step twice: also the replacement of a checkpoint is interrupted */
+        if (child == 0) { /* every step twice: also the replacement of a checkpoint is interrupted */
             for (int64_t step = last + 1;; step++)
                 for (int stamp = 1; stamp <= 2; stamp++)
                     if (save_stamped(run, step, stamp, 2, &e) != ST_OK) {

@@ -18,8 +18,17 @@ static int save_with(const char *run, int64_t step, int keep, struct err *note, 
                                 {"exp_avg.w", tensor_1d(values, DT_F32, N), NULL, CKPT_OPTIM}};
     struct ckpt_number train = {"stamp", (double)step};
     struct ckpt_data data[] = {{"train", {"a.bin", 10, 0x1234}}, {"valid", {"b\xff.bin", 20, 0x5678}}};
-    return ckpt_save(&(struct ckpt_save_args){.run_dir = run, .step = step, .items = items, .n_items = 2, .config_text = "x = 1\n", .train = &train,
-                                              .n_train = 1, .data = data, .n_data = 2, .keep = keep, .note = note},
+    return ckpt_save(&(struct ckpt_save_args){.run_dir = run,
+                                              .step = step,
+                                              .items = items,
+                                              .n_items = 2,
+                                              .config_text = "x = 1\n",
+                                              .train = &train,
+                                              .n_train = 1,
+                                              .data = data,
+                                              .n_data = 2,
+                                              .keep = keep,
+                                              .note = note},
                      e);
 }
 
@@ -44,7 +53,7 @@ static const char *at(const char *run, const char *name)
     return p;
 }
 
-/* ---- memory that runs out --------------------------------------------------------------------------------------------- */
+/* ---- memory that runs out -------------------------------------------------------------------- */
 
 static int countdown; /* Jansson's allocations until one fails; below 0: never */
 
@@ -82,7 +91,7 @@ static void a_failed_allocation_never_gives_a_damaged_checkpoint(void **state)
     done(run);
 }
 
-/* ---- continuing over damage --------------------------------------------------------------------------------------------- */
+/* ---- continuing over damage ------------------------------------------------------------------ */
 
 static void cut_manifest(const char *f) { assert_int_equal(truncate(at(f, "step-00000020/manifest.json"), 60), 0); }
 static void lost_manifest(const char *f) { assert_int_equal(unlink(at(f, "step-00000020/manifest.json")), 0); }
@@ -224,11 +233,12 @@ static void a_step_can_be_named(void **state)
     ckpt_close(c);
     assert_fails(ckpt_open_intact(&c, run, 15, NULL, &e), ST_USAGE, &e, "20, 10");
     cut_model(run);
-    assert_fails(ckpt_open_intact(&c, run, 20, NULL, &e), ST_CORRUPT, &e, "has 60 bytes"); /* another would be a surprise */
+    /* another would be a surprise */
+    assert_fails(ckpt_open_intact(&c, run, 20, NULL, &e), ST_CORRUPT, &e, "has 60 bytes");
     done(run);
 }
 
-/* ---- tidying up ------------------------------------------------------------------------------------------------------------ */
+/* ---- tidying up ------------------------------------------------------------------------------ */
 
 static void a_latest_that_cannot_be_written_is_a_note(void **state)
 {

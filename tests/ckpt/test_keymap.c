@@ -18,8 +18,7 @@ struct tiny {
     int n;
 };
 
-static void add(struct tiny *t, int layer, const char *key, int rank, int64_t a, int64_t b,
-                int64_t c)
+static void add(struct tiny *t, int layer, const char *key, int rank, int64_t a, int64_t b, int64_t c)
 {
     assert_true(t->n < MAX_PARAMS);
     struct param *p = &t->p[t->n];
@@ -31,8 +30,7 @@ static void add(struct tiny *t, int layer, const char *key, int rank, int64_t a,
 static void add_layer(struct tiny *t, int layer, const char *where, char symbol)
 {
     char key[96];
-#define LEAF(name, rank, a, b, c)                                                                  \
-    (snprintf(key, sizeof key, "%s" name, where), add(t, layer, key, rank, a, b, c))
+#define LEAF(name, rank, a, b, c) (snprintf(key, sizeof key, "%s" name, where), add(t, layer, key, rank, a, b, c))
     if (symbol == '*') {
         LEAF("self_attention.linear_qkv.layer_norm_weight", 1, 4, 0, 0);
         LEAF("self_attention.linear_qkv.weight", 2, 8, 4, 0);
@@ -74,8 +72,7 @@ static struct tiny *model(const char *pattern)
         snprintf(where, sizeof where, "decoder.layers.%d.", grouped ? item : layer);
         add_layer(t, layer++, where, *s);
     }
-    add(t, -1, grouped ? "decoder.final_layernorm.weight" : "decoder.final_norm.weight", 1, 4, 0,
-        0);
+    add(t, -1, grouped ? "decoder.final_layernorm.weight" : "decoder.final_norm.weight", 1, 4, 0, 0);
     const char *depth = strchr(pattern, '/');
     if (depth == NULL)
         return t;
@@ -127,8 +124,8 @@ static struct values *load_all(const char *name, const struct tiny *t, enum key_
 }
 
 /* Both models list the same parameters in the same order, under their own names. */
-static void assert_same_values(const char *file_a, const char *pattern_a, const char *file_b,
-                               const char *pattern_b, enum key_space space)
+static void assert_same_values(const char *file_a, const char *pattern_a, const char *file_b, const char *pattern_b,
+                               enum key_space space)
 {
     struct tiny *a = model(pattern_a), *b = model(pattern_b);
     struct values *x = load_all(file_a, a, space), *y = load_all(file_b, b, space);
@@ -163,18 +160,15 @@ static void every_dense_layout_loads_into_every_dense_model(void **state)
     static const char *const patterns[] = {"*-*-", "[*-][*-]"};
     for (int i = 0; i < countof(files); i++)
         for (int k = 0; k < countof(patterns); k++)
-            assert_same_values("flat_hybrid.safetensors", "*-*-", files[i], patterns[k],
-                               KEYS_MODEL);
+            assert_same_values("flat_hybrid.safetensors", "*-*-", files[i], patterns[k], KEYS_MODEL);
 }
 
 static void optimizer_state_follows_the_same_map(void **state)
 {
     (void)state;
     for (int s = KEYS_EXP_AVG; s <= KEYS_EXP_AVG_SQ; s++) {
-        assert_same_values("flat_hybrid.safetensors", "*-*-", "gpt_stacked.safetensors", "*-*-",
-                           (enum key_space)s);
-        assert_same_values("flat_hybrid.safetensors", "*-*-", "gpt_stacked.safetensors", "[*-][*-]",
-                           (enum key_space)s);
+        assert_same_values("flat_hybrid.safetensors", "*-*-", "gpt_stacked.safetensors", "*-*-", (enum key_space)s);
+        assert_same_values("flat_hybrid.safetensors", "*-*-", "gpt_stacked.safetensors", "[*-][*-]", (enum key_space)s);
     }
 }
 
@@ -292,8 +286,7 @@ static void mamba_layers_may_be_new(void **state)
     float x[56];
     struct tensor dst = tensor_2d(x, DT_F32, 14, 4);
     assert_false(keymap_has(m, 1));
-    assert_fails(keymap_load(m, 1, &dst, &e), ST_CONFLICT, &e,
-                 "no model tensor for decoder.layers.0.mixer");
+    assert_fails(keymap_load(m, 1, &dst, &e), ST_CONFLICT, &e, "no model tensor for decoder.layers.0.mixer");
     keymap_close(m);
     key_file_close(&f);
     free(t);
@@ -302,9 +295,8 @@ static void mamba_layers_may_be_new(void **state)
 static void experts_load_from_every_layout(void **state)
 {
     (void)state;
-    static const char *const files[] = {
-        "experts_indexed.safetensors", "experts_distributed.safetensors",
-        "experts_sequential.safetensors", "experts_packed.safetensors"};
+    static const char *const files[] = {"experts_indexed.safetensors", "experts_distributed.safetensors",
+                                        "experts_sequential.safetensors", "experts_packed.safetensors"};
     for (int i = 0; i < countof(files); i++) {
         assert_same_values("experts_grouped.safetensors", "[*E]", files[i], "[*E]", KEYS_MODEL);
         assert_same_values("experts_grouped.safetensors", "[*E]", files[i], "*E", KEYS_MODEL);
@@ -347,14 +339,10 @@ static void single_experts_load_from_one_tensor(void **state)
 static void prediction_depths_load_from_a_transformer(void **state)
 {
     (void)state;
-    assert_same_values("mtp_hybrid.safetensors", "[*-][*-]/*-", "mtp_gpt.safetensors",
-                       "[*-][*-]/*-", KEYS_MODEL);
-    assert_same_values("mtp_hybrid.safetensors", "[*-][*-]/*-", "mtp_gpt.safetensors", "*-*-/*-",
-                       KEYS_MODEL);
-    assert_refused("mtp_gpt.safetensors", model("[*-][*-]/**-"), ST_CONFLICT,
-                   "the model's has 2 with self_attention");
-    assert_refused("mtp_gpt.safetensors", model("[*-][*-]"), ST_CONFLICT,
-                   "10 unexpected: mtp.layers.0.");
+    assert_same_values("mtp_hybrid.safetensors", "[*-][*-]/*-", "mtp_gpt.safetensors", "[*-][*-]/*-", KEYS_MODEL);
+    assert_same_values("mtp_hybrid.safetensors", "[*-][*-]/*-", "mtp_gpt.safetensors", "*-*-/*-", KEYS_MODEL);
+    assert_refused("mtp_gpt.safetensors", model("[*-][*-]/**-"), ST_CONFLICT, "the model's has 2 with self_attention");
+    assert_refused("mtp_gpt.safetensors", model("[*-][*-]"), ST_CONFLICT, "10 unexpected: mtp.layers.0.");
 }
 
 static void projections_in_parts_are_joined(void **state)
@@ -371,8 +359,7 @@ static void projections_in_parts_are_joined(void **state)
     x = load_all("mamba_split.safetensors", &t, KEYS_MODEL);
     assert_memory_not_equal(x, y, sizeof *x);
     for (int r = 0; r < 14; r++)
-        assert_memory_equal(&x->v[0][4 * param_row_from_disk(&t.p[0], r)], &y->v[0][4 * r],
-                            4 * sizeof(float));
+        assert_memory_equal(&x->v[0][4 * param_row_from_disk(&t.p[0], r)], &y->v[0][4 * r], 4 * sizeof(float));
     free(x);
     free(y);
     t.p[0].rows = (struct row_layout){0};
@@ -393,8 +380,7 @@ static void rows_are_brought_into_the_order_of_memory(void **state)
     t->p[2].rows = (struct row_layout){.n_sections = 2, .groups = 2, .rows = {3, 1}};
     struct values *mem = load_all("gpt_stacked.safetensors", t, KEYS_MODEL);
     for (int r = 0; r < 8; r++)
-        assert_memory_equal(&mem->v[2][4 * param_row_from_disk(&t->p[2], r)], &disk->v[2][4 * r],
-                            4 * sizeof(float));
+        assert_memory_equal(&mem->v[2][4 * param_row_from_disk(&t->p[2], r)], &disk->v[2][4 * r], 4 * sizeof(float));
     assert_memory_not_equal(mem->v[2], disk->v[2], 32 * sizeof(float));
     free(t);
     free(disk);
@@ -497,14 +483,11 @@ static void structures_that_differ_are_refused(void **state)
     (void)state;
     assert_refused("gpt_stacked.safetensors", model("*-*-*-"), ST_CONFLICT,
                    "it has 2 attention layers, the model has 3");
-    assert_refused("gpt_stacked.safetensors", model("*E*E"), ST_CONFLICT,
-                   "it has 2 MLP layers, the model has 0");
-    assert_refused("gpt_stacked.safetensors", model("[*-]"), ST_CONFLICT,
-                   "unexpected: decoder.layers.mlp.");
+    assert_refused("gpt_stacked.safetensors", model("*E*E"), ST_CONFLICT, "it has 2 MLP layers, the model has 0");
+    assert_refused("gpt_stacked.safetensors", model("[*-]"), ST_CONFLICT, "unexpected: decoder.layers.mlp.");
     assert_refused("gpt_stacked.safetensors", model("[*-][*-][*-]"), ST_CONFLICT,
                    "6 missing: decoder.layers.2.self_attention.");
-    assert_refused("flat_hybrid.safetensors", model("*-"), ST_CONFLICT,
-                   "unexpected: decoder.layers.2.");
+    assert_refused("flat_hybrid.safetensors", model("*-"), ST_CONFLICT, "unexpected: decoder.layers.2.");
     assert_refused("flat_hybrid.safetensors", model("-*-*"), ST_CONFLICT, "another order");
     assert_refused("gpt_indexed.safetensors", model("++--"), ST_CONFLICT, "another order");
 }
@@ -520,8 +503,7 @@ static void shapes_that_differ_are_refused_with_both(void **state)
                    "linear_proj.weight of the model needs F32 [4, 5]");
     t = model("[*E]");
     t->p[6].dim[0] = 4;
-    assert_refused("experts_indexed.safetensors", t, ST_CONFLICT,
-                   "has 3 experts from 0 to 2, the model has 4");
+    assert_refused("experts_indexed.safetensors", t, ST_CONFLICT, "has 3 experts from 0 to 2, the model has 4");
     t = calloc(1, sizeof *t);
     add(t, 0, "decoder.layers.0.self_attention.linear_proj.weight", 2, 4, 4, 0);
     for (int k = 0; k < 4; k++) {
@@ -589,8 +571,7 @@ static void assert_same_file(const char *path_a, const char *path_b)
             fail_msg("%s is not in %s", a.list[i].stored, path_b);
         assert_true(tensor_same_shape(&a.list[i].view, &b.list[k].view));
         assert_int_equal(a.list[i].view.dtype, b.list[k].view.dtype);
-        assert_memory_equal(a.list[i].view.data, b.list[k].view.data,
-                            (size_t)tensor_bytes(&a.list[i].view));
+        assert_memory_equal(a.list[i].view.data, b.list[k].view.data, (size_t)tensor_bytes(&a.list[i].view));
     }
     assert_int_equal(n, b.n);
     key_file_close(&a);
@@ -627,14 +608,11 @@ static void packed_experts_are_split_by_the_routers_count(void **state)
 {
     (void)state;
     char *dir = temp_dir();
-    char *there =
-        convert_to(dir, "experts_packed.safetensors", "there.safetensors", KEYS_INDEXED, NULL);
+    char *there = convert_to(dir, "experts_packed.safetensors", "there.safetensors", KEYS_INDEXED, NULL);
     assert_same_file("experts_indexed.safetensors", there);
-    char *same =
-        convert_to(dir, "experts_sequential.safetensors", "same.safetensors", KEYS_GROUPED, NULL);
+    char *same = convert_to(dir, "experts_sequential.safetensors", "same.safetensors", KEYS_GROUPED, NULL);
     assert_same_file("experts_grouped.safetensors", same);
-    char *stack =
-        convert_to(dir, "experts_indexed.safetensors", "stack.safetensors", KEYS_STACKED, NULL);
+    char *stack = convert_to(dir, "experts_indexed.safetensors", "stack.safetensors", KEYS_STACKED, NULL);
     assert_same_values("experts_grouped.safetensors", "[*E]", stack, "*E", KEYS_MODEL);
     file_remove_tree(dir, NULL);
     free(dir);
@@ -646,10 +624,9 @@ static void packed_experts_are_split_by_the_routers_count(void **state)
 static void groups_come_from_a_pattern_where_keys_do_not_say(void **state)
 {
     (void)state;
-    static const char *const keys[] = {"decoder.layers.0.mixer.in_proj.weight",
-                                       "decoder.layers.1.self_attention.linear_qkv.weight",
-                                       "decoder.layers.2.mlp.linear_fc1.weight",
-                                       "decoder.layers.2.mlp_hyper_connection.bias"};
+    static const char *const keys[] = {
+        "decoder.layers.0.mixer.in_proj.weight", "decoder.layers.1.self_attention.linear_qkv.weight",
+        "decoder.layers.2.mlp.linear_fc1.weight", "decoder.layers.2.mlp_hyper_connection.bias"};
     static const uint16_t item[] = {0, 0, 0}, apart[] = {0, 1, 1};
     const int64_t dim[] = {4, 3};
     struct made file = make_file(keys, countof(keys), 2, dim);
@@ -669,15 +646,17 @@ static void groups_come_from_a_pattern_where_keys_do_not_say(void **state)
     assert_fails(key_convert(&out, &g, KEYS_MODEL, &(struct key_target){.layout = KEYS_FLAT}, &e), ST_CONFLICT, &e,
                  "attention and Mamba and MLP");
     pattern.item = apart;
-    assert_fails(key_convert(&out, &g, KEYS_MODEL, &(struct key_target){.layout = KEYS_FLAT, .layers = &pattern}, &e), ST_CONFLICT, &e,
-                 "pattern differs");
+    assert_fails(key_convert(&out, &g, KEYS_MODEL, &(struct key_target){.layout = KEYS_FLAT, .layers = &pattern}, &e),
+                 ST_CONFLICT, &e, "pattern differs");
     pattern.symbols = "M-*";
-    assert_fails(key_convert(&out, &f, KEYS_MODEL, &(struct key_target){.layout = KEYS_LOGICAL, .layers = &pattern}, &e), ST_CONFLICT, &e,
-                 "pattern differs");
+    assert_fails(
+        key_convert(&out, &f, KEYS_MODEL, &(struct key_target){.layout = KEYS_LOGICAL, .layers = &pattern}, &e),
+        ST_CONFLICT, &e, "pattern differs");
     pattern.n = 2;
     pattern.item = item;
-    assert_fails(key_convert(&out, &f, KEYS_MODEL, &(struct key_target){.layout = KEYS_LOGICAL, .layers = &pattern}, &e), ST_CONFLICT, &e,
-                 "pattern differs");
+    assert_fails(
+        key_convert(&out, &f, KEYS_MODEL, &(struct key_target){.layout = KEYS_LOGICAL, .layers = &pattern}, &e),
+        ST_CONFLICT, &e, "pattern differs");
     key_file_close(&f);
     key_file_close(&g);
     free(there);
@@ -688,10 +667,9 @@ static void groups_come_from_a_pattern_where_keys_do_not_say(void **state)
 static void only_layers_that_are_alike_are_stacked(void **state)
 {
     (void)state;
-    static const char *const keys[] = {"decoder.layers.0.self_attention.linear_qkv.weight",
-                                       "decoder.layers.0.mlp.linear_fc1.weight",
-                                       "decoder.layers.1.self_attention.linear_qkv.weight",
-                                       "decoder.layers.1.mlp.router.weight"};
+    static const char *const keys[] = {
+        "decoder.layers.0.self_attention.linear_qkv.weight", "decoder.layers.0.mlp.linear_fc1.weight",
+        "decoder.layers.1.self_attention.linear_qkv.weight", "decoder.layers.1.mlp.router.weight"};
     const int64_t dim[] = {4, 3};
     struct made file = make_file(keys, countof(keys), 2, dim);
     struct key_file f = open_file(file.path), g = open_file("experts_indexed.safetensors");

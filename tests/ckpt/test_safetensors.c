@@ -95,7 +95,7 @@ static size_t make_file(uint8_t *out, const char *header, size_t pad, size_t n)
     return 8 + len + pad + n;
 }
 
-#define ENTRY(type, shape, begin, end)                                                             \
+#define ENTRY(type, shape, begin, end)                                                                                 \
     "{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":[" begin "," end "]}"
 
 static void hostile_headers_are_refused(void **state)
@@ -111,24 +111,19 @@ static void hostile_headers_are_refused(void **state)
         {"{\"a\":" ENTRY("F32", "[2]", "0", "8") "}", 9, ST_CORRUPT, "belong to none"},
         {"{\"a\":" ENTRY("F32", "[2]", "0", "4") "}", 4, ST_CORRUPT, "disagree"},
         {"{\"a\":" ENTRY("F32", "[1]", "4", "8") "}", 8, ST_CORRUPT, "gap"},
-        {"{\"a\":" ENTRY("F32", "[1]", "0", "4") ",\"b\":" ENTRY("F32", "[1]", "0", "4") "}", 4,
-         ST_CORRUPT, "overlap"},
-        {"{\"a\":" ENTRY("F32", "[2]", "0", "8") ",\"b\":" ENTRY("F32", "[1]", "4", "8") "}", 8,
-         ST_CORRUPT, "overlap"},
-        {"{\"a\":" ENTRY("F32", "[1]", "0", "4") ",\"a\":" ENTRY("F32", "[1]", "4", "8") "}", 8,
-         ST_CORRUPT, "duplicate"},
+        {"{\"a\":" ENTRY("F32", "[1]", "0", "4") ",\"b\":" ENTRY("F32", "[1]", "0", "4") "}", 4, ST_CORRUPT, "overlap"},
+        {"{\"a\":" ENTRY("F32", "[2]", "0", "8") ",\"b\":" ENTRY("F32", "[1]", "4", "8") "}", 8, ST_CORRUPT, "overlap"},
+        {"{\"a\":" ENTRY("F32", "[1]", "0", "4") ",\"a\":" ENTRY("F32", "[1]", "4", "8") "}", 8, ST_CORRUPT,
+         "duplicate"},
         {"{\"a\":" ENTRY("F32", "[-1]", "0", "4") "}", 4, ST_CORRUPT, "whole number"},
         {"{\"a\":" ENTRY("F32", "[1.0]", "0", "4") "}", 4, ST_CORRUPT, "whole number"},
         {"{\"a\":" ENTRY("F32", "[\"1\"]", "0", "4") "}", 4, ST_CORRUPT, "whole number"},
         {"{\"a\":" ENTRY("F32", "[1]", "-4", "0") "}", 4, ST_CORRUPT, "ascending"},
         {"{\"a\":" ENTRY("F32", "[1]", "4", "0") "}", 4, ST_CORRUPT, "ascending"},
-        {"{\"a\":" ENTRY("F32", "[4294967296,4294967296]", "0", "0") "}", 0, ST_CORRUPT,
-         "overflows"},
+        {"{\"a\":" ENTRY("F32", "[4294967296,4294967296]", "0", "0") "}", 0, ST_CORRUPT, "overflows"},
         {"{\"a\":" ENTRY("F32", "[4611686018427387904]", "0", "0") "}", 0, ST_CORRUPT, "overflows"},
-        {"{\"a\":" ENTRY("U8", "[0,4294967296,4294967296]", "0", "0") "}", 0, ST_CORRUPT,
-         "overflows"},
-        {"{\"a\":" ENTRY("U8", "[4294967296,4294967296,0]", "0", "0") "}", 0, ST_CORRUPT,
-         "overflows"},
+        {"{\"a\":" ENTRY("U8", "[0,4294967296,4294967296]", "0", "0") "}", 0, ST_CORRUPT, "overflows"},
+        {"{\"a\":" ENTRY("U8", "[4294967296,4294967296,0]", "0", "0") "}", 0, ST_CORRUPT, "overflows"},
         {"{\"a\":" ENTRY("U8", "[99999999999999999999]", "0", "0") "}", 0, ST_CORRUPT, "too big"},
         {"{\"a\":" ENTRY("F4", "[1]", "0", "1") "}", 1, ST_UNSUPPORTED, "unknown dtype 'F4'"},
         {"{\"a\":" ENTRY("F32", "[1,1,1,1,1,1]", "0", "4") "}", 4, ST_UNSUPPORTED, "6 dimensions"},
@@ -192,8 +187,7 @@ static void unaligned_data_read_right(void **state)
 {
     (void)state;
     uint8_t bytes[1024];
-    static const char header[] =
-        "{\"b\":" ENTRY("U8", "[1]", "0", "1") ",\"a\":" ENTRY("F64", "[2]", "1", "17") "}";
+    static const char header[] = "{\"b\":" ENTRY("U8", "[1]", "0", "1") ",\"a\":" ENTRY("F64", "[2]", "1", "17") "}";
     for (size_t pad = 0; pad < 8; pad++) {
         struct err e = {0};
         struct st_file *f;
@@ -225,8 +219,7 @@ static void every_dtype_round_trips(void **state)
     for (int t = DT_NONE + 1; t < DT_COUNT; t++, n++) {
         for (int i = 0; i < 6; i++)
             data[t][i] = rng_below(7, (uint64_t)(t * 6 + i), UINT64_MAX);
-        items[n] =
-            (struct st_item){dtype_name((enum dtype)t), tensor_shape((enum dtype)t, 5, dim), NULL};
+        items[n] = (struct st_item){dtype_name((enum dtype)t), tensor_shape((enum dtype)t, 5, dim), NULL};
         items[n].host.data = data[t];
     }
     assert_ok(st_write_file(path, items, n, NULL, 0, &e), &e);
@@ -263,10 +256,8 @@ static void integers_convert_only_when_they_fit(void **state)
     assert_int_equal(middle[1], -1);
     assert_ok(convert_elems(real, DT_F32, middle, DT_I32, 3, &e), &e);
     assert_true(real[2] == 70000.0f);
-    assert_fails(convert_elems(narrow, DT_U16, wide, DT_I64, 3, &e), ST_INVALID, &e,
-                 "does not fit U16");
-    assert_fails(convert_elems(middle, DT_I32, real, DT_F32, 3, &e), ST_UNSUPPORTED, &e,
-                 "F32 to I32");
+    assert_fails(convert_elems(narrow, DT_U16, wide, DT_I64, 3, &e), ST_INVALID, &e, "does not fit U16");
+    assert_fails(convert_elems(middle, DT_I32, real, DT_F32, 3, &e), ST_UNSUPPORTED, &e, "F32 to I32");
     uint64_t huge = UINT64_MAX;
     assert_fails(convert_elems(wide, DT_I64, &huge, DT_U64, 1, &e), ST_INVALID, &e, "does not fit");
     assert_false(dtype_converts(DT_F32, DT_F8_E4M3));
@@ -319,8 +310,7 @@ static void the_writer_refuses_what_it_cannot_write(void **state)
         {{{"a", good, &p}}, 1, ST_INVALID, "row layout"},
     };
     for (int i = 0; i < countof(cases); i++) {
-        assert_fails(st_write_file(path, cases[i].items, cases[i].n, NULL, 0, &e), cases[i].status,
-                     &e, cases[i].text);
+        assert_fails(st_write_file(path, cases[i].items, cases[i].n, NULL, 0, &e), cases[i].status, &e, cases[i].text);
         assert_false(file_exists(path));
     }
     char *nowhere = path_join(dir, "no/such/x.safetensors");

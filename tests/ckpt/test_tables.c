@@ -7,7 +7,7 @@
 #define FIXTURES "tests/ckpt/fixtures/"
 #define LAYER "decoder.layers.0.mlp."
 
-/* ---- blocks of rows ---------------------------------------------------------------------------- */
+/* ---- blocks of rows -------------------------------------------------------------------------- */
 
 /* Three experts of six rows: gate 0 1 2, up 0 1 2. */
 enum { EXPERTS = 3, ROWS = 6, COLS = 4, ELEMS = EXPERTS * ROWS * COLS };
@@ -56,7 +56,9 @@ static void rows_in_blocks_are_halves_on_disk(void **state)
     static const float memory[2][8] = {{1, 2, 5, 6, 3, 4, 7, 8}, {11, 12, 15, 16, 13, 14, 17, 18}};
     static const float disk[2][8] = {{1, 2, 3, 4, 5, 6, 7, 8}, {11, 12, 13, 14, 15, 16, 17, 18}};
     struct err e = {0};
-    struct param p = {.key = "w", .rank = 3, .dim = {2, 8, 1},
+    struct param p = {.key = "w",
+                      .rank = 3,
+                      .dim = {2, 8, 1},
                       .rows = {.n_sections = 2, .groups = 2, .rows = {2, 2}, .grouped_in_memory = true, .matrices = 2}};
     char *dir = temp_dir(), *path = path_join(dir, "w.safetensors");
     struct st_item item = {.name = "w", .host = tensor_3d((void *)(uintptr_t)memory, DT_F32, 2, 8, 1), .param = &p};
@@ -149,7 +151,8 @@ static void files_convert_between_blocks_and_halves(void **state)
     assert_ok(key_convert(&back, &g, KEYS_MODEL, &blocks, &e), &e);
     assert_int_equal(there.n, back.n);
     for (int i = 0; i < there.n; i++)
-        assert_memory_equal(there.items[i].host.data, back.items[i].host.data, (size_t)tensor_bytes(&there.items[i].host));
+        assert_memory_equal(there.items[i].host.data, back.items[i].host.data,
+                            (size_t)tensor_bytes(&there.items[i].host));
     key_file_close(&f);
     key_file_close(&g);
     key_output_release(&there);
@@ -168,7 +171,8 @@ static void blocks_that_cannot_be_are_refused(void **state)
     struct key_output out;
     assert_ok(key_file_open(&f, FIXTURES "experts_grouped.safetensors", &e), &e);
     struct key_target two = {.layout = KEYS_GROUPED, .glu_interleave = 2};
-    assert_fails(key_convert(&out, &f, KEYS_MODEL, &two, &e), ST_CONFLICT, &e, "6 rows: they cannot be gate and up rows in blocks of 2");
+    assert_fails(key_convert(&out, &f, KEYS_MODEL, &two, &e), ST_CONFLICT, &e,
+                 "6 rows: they cannot be gate and up rows in blocks of 2");
     f.glu_interleave = 2;
     assert_fails(keymap_open(&m, &f, KEYS_MODEL, list, 2, DT_F32, &e), ST_CONFLICT, &e, "blocks of 2");
     key_file_close(&f);
@@ -187,7 +191,7 @@ static void blocks_that_cannot_be_are_refused(void **state)
     free(dir);
 }
 
-/* ---- tables of integers ------------------------------------------------------------------------ */
+/* ---- tables of integers ---------------------------------------------------------------------- */
 
 static int load_table(const void *values, enum dtype type, int32_t out[6], struct err *e)
 {

@@ -11,16 +11,11 @@ struct world {
 static void save(const char *run, int64_t step, float *x)
 {
     struct err e = {0};
-    struct ckpt_item items[] = {
-        {"layers.10.w", tensor_2d(x, DT_F32, 2, 3), NULL, CKPT_MODEL},
-        {"layers.2.w", tensor_2d(x, DT_F32, 3, 2), NULL, CKPT_MODEL},
-        {"exp_avg.layers.2.w", tensor_2d(x, DT_F32, 3, 2), NULL, CKPT_OPTIM}};
-    struct ckpt_save_args args = {.run_dir = run,
-                                  .step = step,
-                                  .items = items,
-                                  .n_items = 3,
-                                  .config_text = "",
-                                  .counters = {.samples = 4321}};
+    struct ckpt_item items[] = {{"layers.10.w", tensor_2d(x, DT_F32, 2, 3), NULL, CKPT_MODEL},
+                                {"layers.2.w", tensor_2d(x, DT_F32, 3, 2), NULL, CKPT_MODEL},
+                                {"exp_avg.layers.2.w", tensor_2d(x, DT_F32, 3, 2), NULL, CKPT_OPTIM}};
+    struct ckpt_save_args args = {
+        .run_dir = run, .step = step, .items = items, .n_items = 3, .config_text = "", .counters = {.samples = 4321}};
     assert_ok(ckpt_save(&args, &e), &e);
 }
 
@@ -48,8 +43,7 @@ static int folder_close(void **state)
 }
 
 /* Runs the command; its exit status is *rc and what it printed (both streams) the result. */
-static char *run_command(struct world *w, int *rc, const char *first, const char *second,
-                         const char *third)
+static char *run_command(struct world *w, int *rc, const char *first, const char *second, const char *third)
 {
     char *argv[] = {(char *)(uintptr_t) "ckpt", (char *)(uintptr_t)first, (char *)(uintptr_t)second,
                     (char *)(uintptr_t)third, NULL};
@@ -73,8 +67,8 @@ static char *run_command(struct world *w, int *rc, const char *first, const char
     return text;
 }
 
-static void expect(struct world *w, int want, const char *first, const char *second,
-                   const char *third, const char *holds)
+static void expect(struct world *w, int want, const char *first, const char *second, const char *third,
+                   const char *holds)
 {
     int rc;
     char *text = run_command(w, &rc, first, second, third);
@@ -90,10 +84,8 @@ static void ls_lists_runs_checkpoints_and_files(void **state)
     save(w->a, 20, w->x);
     expect(w, 0, "ls", w->a, NULL, "step-00000020            4321");
     expect(w, 0, "ls", w->a, NULL, "2 checkpoints");
-    char *step = path_join(w->a, "checkpoints/step-00000010"),
-         *file = path_join(step, "optim.safetensors");
-    expect(w, 0, "ls", step, NULL,
-           "model  layers.2.w  F32 [3, 2]\nmodel  layers.10.w  F32 [2, 3]\noptim  exp_avg");
+    char *step = path_join(w->a, "checkpoints/step-00000010"), *file = path_join(step, "optim.safetensors");
+    expect(w, 0, "ls", step, NULL, "model  layers.2.w  F32 [3, 2]\nmodel  layers.10.w  F32 [2, 3]\noptim  exp_avg");
     expect(w, 0, "ls", step, NULL, "step 10, 3 tensors, 18 elements");
     expect(w, 0, "ls", file, NULL, "1 tensors");
     assert_int_equal(unlink(file), 0);

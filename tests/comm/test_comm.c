@@ -1,4 +1,5 @@
-/* Collectives among thread ranks: sizes, orders, groups, agreement, and what happens when a rank fails or does not come. */
+/* Collectives among thread ranks: sizes, orders, groups, agreement, and what happens when a rank fails or does not
+ * come. */
 #include "support.h"
 
 #include "comm/comm.h"
@@ -38,7 +39,8 @@ static int run_ranks(int ranks, struct rank_ctx *c, struct err *e)
 #define CHECK(cond)                                                                                                    \
     do {                                                                                                               \
         if (!(cond))                                                                                                   \
-            return err_set(e, ST_INVALID, "rank %d of %d: %s (line %d)", world_rank(w), world_size(w), #cond, __LINE__); \
+            return err_set(e, ST_INVALID, "rank %d of %d: %s (line %d)", world_rank(w), world_size(w), #cond,          \
+                           __LINE__);                                                                                  \
     } while (0)
 
 /* A value that depends on rank and place, whose sums depend on their order. */
@@ -75,7 +77,10 @@ static double serial_sum(const struct tensor *like, int ranks, int64_t i)
         default: whole_sum += whole(r, i);
         }
     }
-    return like->dtype == DT_BF16 ? bf16_to_f32(f32_to_bf16(f)) : like->dtype == DT_F32 ? f : like->dtype == DT_F64 ? d : (double)whole_sum;
+    return like->dtype == DT_BF16  ? bf16_to_f32(f32_to_bf16(f))
+           : like->dtype == DT_F32 ? f
+           : like->dtype == DT_F64 ? d
+                                   : (double)whole_sum;
 }
 
 static struct tensor room_for(enum dtype type, int64_t n)
@@ -113,15 +118,19 @@ static void sums_have_the_bits_of_a_serial_loop(void **state)
             }
 }
 
-/* Pieces of 64 times whatever is needed: the last rank's may be short or empty. x is summed in place in two slices, y on top of what
- * another place holds; both in one exchange. z travels as bf16. Then all pieces go to all, from where they were summed. */
+/* Pieces of 64 times whatever is needed: the last rank's may be short or empty. x is summed in place in two slices, y
+ * on top of what another place holds; both in one exchange. z travels as bf16. Then all pieces go to all, from where
+ * they were summed. */
 static int body_pieces(struct world *w, struct lane *l, struct rank_ctx *c, struct err *e)
 {
     int size = world_size(w), me = world_rank(w);
     struct comm *all = world_comm(w);
-    int64_t piece = round_up(ceil_div(c->n, size), 64), begin = min_i64(c->n, piece * me), end = min_i64(c->n, piece * (me + 1)), half = piece / 64 * 32;
-    struct tensor x = room_for(DT_F32, c->n), y = room_for(DT_F32, c->n), z = room_for(DT_F32, c->n), back = room_for(DT_F32, c->n);
-    struct tensor work[3], in_x = tensor_1d((float *)x.data + begin, DT_F32, end - begin), in_z = tensor_1d((float *)z.data + begin, DT_F32, end - begin);
+    int64_t piece = round_up(ceil_div(c->n, size), 64), begin = min_i64(c->n, piece * me),
+            end = min_i64(c->n, piece * (me + 1)), half = piece / 64 * 32;
+    struct tensor x = room_for(DT_F32, c->n), y = room_for(DT_F32, c->n), z = room_for(DT_F32, c->n),
+                  back = room_for(DT_F32, c->n);
+    struct tensor work[3], in_x = tensor_1d((float *)x.data + begin, DT_F32, end - begin),
+                           in_z = tensor_1d((float *)z.data + begin, DT_F32, end - begin);
     struct tensor apart = room_for(DT_F32, end - begin);
     for (int k = 0; k < 3; k++)
         work[k] = room_for(DT_F32, (size + 1) * piece + 64);
@@ -133,11 +142,13 @@ static int body_pieces(struct world *w, struct lane *l, struct rank_ctx *c, stru
     struct comm_stats before = comm_stats(all);
     TRY(comm_group_begin(all, l, "bucket"));
     TRY(comm_sum_pieces(all, l, "x", &x, (struct piece_slice){.piece = piece, .n = half}, &in_x, false, &work[0]));
-    TRY(comm_sum_pieces(all, l, "x", &x, (struct piece_slice){.piece = piece, .from = half, .n = piece - half}, &in_x, false, &work[1]));
+    TRY(comm_sum_pieces(all, l, "x", &x, (struct piece_slice){.piece = piece, .from = half, .n = piece - half}, &in_x,
+                        false, &work[1]));
     TRY(comm_sum_pieces(all, l, "y", &y, (struct piece_slice){.piece = piece, .n = piece}, &apart, true, &work[2]));
     TRY(comm_group_end(all, l));
     CHECK(comm_stats(all).calls - before.calls == 1); /* one exchange for all */
-    TRY(comm_sum_pieces(all, l, "z", &z, (struct piece_slice){.piece = piece, .n = piece, .bf16 = true}, &in_z, false, &work[0]));
+    TRY(comm_sum_pieces(all, l, "z", &z, (struct piece_slice){.piece = piece, .n = piece, .bf16 = true}, &in_z, false,
+                        &work[0]));
     for (int64_t i = 0; i < c->n; i++) {
         bool mine = i >= begin && i < end;
         double sum = 0.5, rounded = 0;
@@ -189,7 +200,8 @@ static int body_all_to_all(struct world *w, struct lane *l, struct rank_ctx *c, 
         }
     }
     struct tensor s = tensor_3d(out, DT_F32, size, CAP, WIDTH), d = tensor_3d(in, DT_F32, size, CAP, WIDTH);
-    struct tensor ns = tensor_1d(counted ? n_out : NULL, DT_I32, size), nd = tensor_1d(counted ? n_in : NULL, DT_I32, size);
+    struct tensor ns = tensor_1d(counted ? n_out : NULL, DT_I32, size),
+                  nd = tensor_1d(counted ? n_in : NULL, DT_I32, size);
     TRY(comm_all_to_all(world_comm(w), l, "rows", &s, &d, &ns, &nd));
     for (int r = 0; r < size; r++)
         for (int i = 0; i < (counted ? n_in[r] : CAP) * WIDTH; i++)
@@ -249,7 +261,7 @@ static void sends_do_not_wait(void **state)
     }
 }
 
-/* ---- groups and meshes --------------------------------------------------------------------------------------------------- */
+/* ---- groups and meshes ----------------------------------------------------------------------- */
 
 static int check_sum(struct world *w, struct comm *g, struct lane *l, int64_t want, struct err *e)
 {
@@ -302,7 +314,8 @@ static int body_mesh(struct world *w, struct lane *l, struct rank_ctx *c, struct
     int r = m.rank, stage = m.pp_rank * m.dp;
     CHECK(r == m.dp_rank + m.dp * m.pp_rank && m.dp_rank == m.ep_rank + m.ep * m.edp_rank);
     CHECK(m.dp_comm->size == m.dp && m.ep_comm->size == m.ep && m.edp_comm->size == m.edp && m.pp_comm->size == m.pp);
-    CHECK(m.dp_comm->rank == m.dp_rank && m.ep_comm->rank == m.ep_rank && m.edp_comm->rank == m.edp_rank && m.pp_comm->rank == m.pp_rank);
+    CHECK(m.dp_comm->rank == m.dp_rank && m.ep_comm->rank == m.ep_rank && m.edp_comm->rank == m.edp_rank &&
+          m.pp_comm->rank == m.pp_rank);
     int64_t dp = 0, ep = 0, edp = 0, pp = 0;
     for (int i = 0; i < m.dp; i++)
         dp += stage + i;
@@ -340,10 +353,11 @@ static void meshes_have_their_groups(void **state)
     c.sizes = (struct mesh_sizes){.pp = 2, .vpp = 1, .ep = 3};
     assert_fails(run_ranks(4, &c, &e), ST_USAGE, &e, "parallel.ep = 3");
     struct mesh m;
-    assert_fails(mesh_place(&m, &(struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 1}, 4, 4, &e), ST_USAGE, &e, "rank 4 of a world of 4");
+    assert_fails(mesh_place(&m, &(struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 1}, 4, 4, &e), ST_USAGE, &e,
+                 "rank 4 of a world of 4");
 }
 
-/* ---- agreement ------------------------------------------------------------------------------------------------------------- */
+/* ---- agreement ------------------------------------------------------------------------------- */
 
 static int body_agree(struct world *w, struct lane *l, struct rank_ctx *c, struct err *e)
 {
@@ -360,7 +374,8 @@ static int body_same(struct world *w, struct lane *l, struct rank_ctx *c, struct
 {
     (void)l;
     TRY(world_same(w, "binary", "one", e));
-    return world_same(w, "config", world_rank(w) == c->culprit ? "[train]\nlr = 2\nsteps = 4\n" : "[train]\nlr = 1\nsteps = 4\n", e);
+    return world_same(w, "config",
+                      world_rank(w) == c->culprit ? "[train]\nlr = 2\nsteps = 4\n" : "[train]\nlr = 1\nsteps = 4\n", e);
 }
 
 static void ranks_agree_or_say_who_does_not(void **state)
@@ -369,14 +384,15 @@ static void ranks_agree_or_say_who_does_not(void **state)
     struct err e = {0};
     struct rank_ctx c = {.body = body_agree, .culprit = 2}, d = {.body = body_same, .culprit = 3};
     assert_fails(run_ranks(4, &c, &e), ST_CORRUPT, &e, "on fire");
-    assert_fails(run_ranks(4, &d, &e), ST_CONFLICT, &e, "rank 3 has another config than rank 0: 'lr = 2' instead of 'lr = 1'");
+    assert_fails(run_ranks(4, &d, &e), ST_CONFLICT, &e,
+                 "rank 3 has another config than rank 0: 'lr = 2' instead of 'lr = 1'");
     for (int r = 0; r < 4; r++)
         assert_string_equal(d.said[r].msg, e.msg);
     d.culprit = -1;
     assert_ok(run_ranks(4, &d, &e), &e);
 }
 
-/* ---- failures ---------------------------------------------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 static int one_sum(struct world *w, struct lane *l, const char *what)
 {
@@ -481,10 +497,12 @@ static int body_bad_args(struct world *w, struct lane *l, struct rank_ctx *c, st
     struct tensor t = tensor_1d(v, DT_F32, 4), small = tensor_1d(v, DT_F32, 4), u8 = tensor_1d(v, DT_U8, 4);
     struct comm *all = world_comm(w);
     (void)c;
-    CHECK(comm_all_reduce(all, l, "sum", &t, &small) == ST_INTERNAL && strstr(e->msg, "16 bytes, needed are 32") != NULL);
+    CHECK(comm_all_reduce(all, l, "sum", &t, &small) == ST_INTERNAL &&
+          strstr(e->msg, "16 bytes, needed are 32") != NULL);
     CHECK(comm_all_reduce(all, l, "sum", &u8, &small) == ST_INTERNAL && strstr(e->msg, "cannot be summed") != NULL);
     CHECK(comm_all_gather(all, l, "back", &t, 1) == ST_INTERNAL && strstr(e->msg, "do not cover 4") != NULL);
-    CHECK(comm_host_broadcast(all, "from", v, sizeof v, 2, e) == ST_INTERNAL && strstr(e->msg, "no rank 2 in group all") != NULL);
+    CHECK(comm_host_broadcast(all, "from", v, sizeof v, 2, e) == ST_INTERNAL &&
+          strstr(e->msg, "no rank 2 in group all") != NULL);
     CHECK(comm_send(all, l, "to", &t, -1, 0) == ST_INTERNAL);
     CHECK(comm_recv(all, l, "from", &t, world_rank(w), 5) == ST_INTERNAL && strstr(e->msg, "has not sent") != NULL);
     CHECK(comm_group_end(all, l) == ST_INTERNAL);
@@ -502,7 +520,7 @@ static void differing_calls_are_errors(void **state)
     assert_ok(run_ranks(2, &b, &e), &e);
 }
 
-/* ---- one rank ------------------------------------------------------------------------------------------------------------------- */
+/* ---- one rank -------------------------------------------------------------------------------- */
 
 static void one_rank_needs_nobody(void **state)
 {
@@ -529,7 +547,8 @@ static void the_loop_takes_its_time(void **state)
     struct world *w;
     struct lane l = {.dev = &cpu_dev, .err = &e};
     struct tensor a = room_for(DT_F32, N), b = room_for(DT_F32, N);
-    struct tensor send = tensor_3d(a.data, DT_F32, 1, N / 4, 4), recv = tensor_3d(b.data, DT_F32, 1, N / 4, 4), none = {0};
+    struct tensor send = tensor_3d(a.data, DT_F32, 1, N / 4, 4), recv = tensor_3d(b.data, DT_F32, 1, N / 4, 4),
+                  none = {0};
     const struct world_opts o = {.kind = COMM_LOOP, .loop_rate = 100e6, .loop_latency = 5e-3, .loop_ranks = 2};
     assert_ok(world_open(&w, &o, &e), &e);
     fill(&a, 0);
@@ -549,7 +568,7 @@ static void the_loop_takes_its_time(void **state)
     free(b.data);
 }
 
-/* ---- under a launcher: the same bodies, one process per rank --------------------------------------------------------------------- */
+/* ---- under a launcher: the same bodies, one process per rank --------------------------------- */
 
 static int all_bodies(struct world *w, struct lane *l, struct err *e)
 {

@@ -15,9 +15,7 @@
 
 enum { RANKS = 4 };
 
-/* ---- ranks
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 struct job {
     int ranks, port; /* MASTER_PORT */
@@ -34,9 +32,8 @@ static int sum_of_ranks(struct world *w, struct err *e)
     TRY(comm_host_gather(world_comm(w), "ranks", &mine, sizeof mine, all, e));
     for (int r = 0; r < world_size(w); r++)
         sum += all[r];
-    return sum == world_size(w) * (world_size(w) + 1) / 2
-               ? ST_OK
-               : err_set(e, ST_INTERNAL, "the sum of ranks is %d", sum);
+    return sum == world_size(w) * (world_size(w) + 1) / 2 ? ST_OK
+                                                          : err_set(e, ST_INTERNAL, "the sum of ranks is %d", sum);
 }
 
 static void set_number(const char *name, int value)
@@ -113,15 +110,12 @@ static void run_all(struct job *j)
     all_succeed(j);
 }
 
-/* ---- strangers
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- strangers ------------------------------------------------------------------------------- */
 
 static struct sockaddr_in local(int port)
 {
-    return (struct sockaddr_in){.sin_family = AF_INET,
-                                .sin_port = htons((uint16_t)port),
-                                .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
+    return (struct sockaddr_in){
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
 }
 
 /* Listens like torchrun's agent: it accepts, and never answers. */
@@ -208,8 +202,7 @@ static void strangers_hold_up_nobody(void **state)
         if (i % 3 == 1)
             assert_true(send(fd[i], "GET / HTTP/1.1\r\n\r\n", 18, MSG_NOSIGNAL) != 0);
         if (i % 3 == 2)
-            assert_true(send(fd[i], &hand_magic, sizeof hand_magic, MSG_NOSIGNAL) !=
-                        0); /* begins well, then silence */
+            assert_true(send(fd[i], &hand_magic, sizeof hand_magic, MSG_NOSIGNAL) != 0); /* begins well, then silence */
     }
     for (int r = 1; r < j.ranks; r++)
         start_rank(&j, r);
@@ -218,9 +211,7 @@ static void strangers_hold_up_nobody(void **state)
         close(fd[i]);
 }
 
-/* ---- secrets
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- secrets --------------------------------------------------------------------------------- */
 
 static void ranks_with_one_secret_meet(void **state)
 {
@@ -257,8 +248,7 @@ static void an_impostor_does_not_take_a_place(void **state)
     start_rank(&j, 0);
     int fd = visit(j.port);
     struct hand h;
-    const struct hand_job guess = {
-        .job = hash64_str("", (uint64_t)j.port), .key = "guessed secret, long", .n_key = 20};
+    const struct hand_job guess = {.job = hash64_str("", (uint64_t)j.port), .key = "guessed secret, long", .n_key = 20};
     const uint8_t nonce[HAND_NONCE_BYTES] = {1, 2, 3};
     uint8_t bytes[sizeof(struct hand_hello)];
     hand_open_client(&h, &guess, &(struct hand_hello){.rank = 1, .size = 2, .port = 1}, nonce);
@@ -278,13 +268,11 @@ static void an_impostor_does_not_take_a_place(void **state)
 static void secrets_that_cannot_be_read_are_errors(void **state)
 {
     (void)state;
-    static const char *const wrong[][2] = {{"env:NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE"},
-                                           {"env:SHORT", "at least 16"},
-                                           {"/no/such/file", "/no/such/file"}};
+    static const char *const wrong[][2] = {
+        {"env:NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE"}, {"env:SHORT", "at least 16"}, {"/no/such/file", "/no/such/file"}};
     setenv("SHORT", "short", 1);
     for (int i = 0; i < countof(wrong); i++) {
-        struct job j = {
-            .ranks = 2, .port = free_port(), .o = {.secret = wrong[i][0], .timeout = 5}};
+        struct job j = {.ranks = 2, .port = free_port(), .o = {.secret = wrong[i][0], .timeout = 5}};
         char text[4096];
         start_rank(&j, 0);
         assert_int_not_equal(end_of_rank(&j, 0, text, sizeof text), 0);
@@ -292,9 +280,7 @@ static void secrets_that_cannot_be_read_are_errors(void **state)
     }
 }
 
-/* ---- addresses
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 /* Rank 0 of a job on this host alone must not be reachable from others. */
 static void listeners_bind_to_the_route_of_master_addr(void **state)
@@ -335,9 +321,7 @@ static void a_loopback_name_listens_everywhere(void **state)
     assert_int_not_equal(((struct sockaddr_in *)&out.at)->sin_addr.s_addr, htonl(0xC0000201));
 }
 
-/* ---- messages that nobody asked for
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- messages that nobody asked for ---------------------------------------------------------- */
 
 enum { FLOOD_BYTES = 1 << 16, FLOOD_MESSAGES = 64 };
 static int flood(struct world *w, struct err *e)
@@ -352,10 +336,8 @@ static int flood(struct world *w, struct err *e)
 static void messages_ahead_are_bounded(void **state)
 {
     (void)state;
-    struct job j = {.ranks = 2,
-                    .port = free_port(),
-                    .body = flood,
-                    .o = {.queue_bytes = FLOOD_BYTES * (FLOOD_MESSAGES + 1)}};
+    struct job j = {
+        .ranks = 2, .port = free_port(), .body = flood, .o = {.queue_bytes = FLOOD_BYTES * (FLOOD_MESSAGES + 1)}};
     char text[4096];
     run_all(&j); /* within the bound */
     j.o.queue_bytes = FLOOD_BYTES * FLOOD_MESSAGES / 2;

@@ -109,8 +109,7 @@ static void values_are_checked(void **state)
     struct config c = fresh();
     struct err e = {0};
     for (int i = 0; i < countof(bad); i++)
-        assert_fails(config_set(&c, bad[i].name, bad[i].value, NULL, &e), ST_USAGE, &e,
-                     bad[i].message);
+        assert_fails(config_set(&c, bad[i].name, bad[i].value, NULL, &e), ST_USAGE, &e, bad[i].message);
     struct config untouched = fresh();
     assert_same_values(&c, &untouched);
     set(&c, "train.steps", "20k");
@@ -234,7 +233,9 @@ static const struct rule_case rule_cases[] = {
     {"global-batch-multiple", {"train.global_batch", "8"}},
     {"microbatch-tokens", {"train.micro_batch", "65536", "train.seq", "32768"}},
     {"countable-sizes", {"train.micro_batch", "65536", "train.seq", "32767", "model.ffn", "1048576"}},
-    {"countable-sizes", {"train.micro_batch", "65536", "train.seq", "32767", "model.mamba_heads", "65536", "model.mamba_head_dim", "4096", "model.mamba_state", "4096"}},
+    {"countable-sizes",
+     {"train.micro_batch", "65536", "train.seq", "32767", "model.mamba_heads", "65536", "model.mamba_head_dim", "4096",
+      "model.mamba_state", "4096"}},
     {"min-lr-below-lr", {"train.min_lr", "2e-3"}},
     {"warmup-within-steps", {"train.warmup", "1001"}},
     {"warmup-within-steps", {"train.warmup", "500", "train.decay_steps", "400"}},
@@ -413,27 +414,10 @@ static struct buf saved_text(const char *const *settings)
     return text;
 }
 
-static const char *const saved_settings[] = {"model.hidden",
-                                             "64",
-                                             "model.heads",
-                                             "4",
-                                             "train.lr",
-                                             "5e-4",
-                                             "train.steps",
-                                             "100",
-                                             "data.tokenizer",
-                                             "tok.json",
-                                             "train.seq",
-                                             "128",
-                                             "run.dir",
-                                             "old",
-                                             "run.minutes",
-                                             "3",
-                                             "model.vocab",
-                                             "300",
-                                             "train.decay_steps",
-                                             "80",
-                                             NULL};
+static const char *const saved_settings[] = {
+    "model.hidden",   "64",       "model.heads",       "4",   "train.lr", "5e-4", "train.steps", "100",
+    "data.tokenizer", "tok.json", "train.seq",         "128", "run.dir",  "old",  "run.minutes", "3",
+    "model.vocab",    "300",      "train.decay_steps", "80",  NULL};
 
 static void eval_takes_the_model_from_the_checkpoint(void **state)
 {
@@ -455,8 +439,7 @@ static void eval_takes_the_model_from_the_checkpoint(void **state)
     assert_true(c.train.lr == 1e-2);
     assert_string_equal(c.run.dir, "");
     char from[64];
-    assert_string_equal(config_source_text(&c, "model.hidden", from, sizeof from),
-                        "checkpoint ck/100");
+    assert_string_equal(config_source_text(&c, "model.hidden", from, sizeof from), "checkpoint ck/100");
     config_release(&c);
     buf_release(&text);
 }
@@ -498,8 +481,7 @@ static void a_conflict_with_the_checkpoint_names_both_values(void **state)
         struct config c = fresh(), before = fresh();
         set(&c, "model.hidden", "128");
         set(&before, "model.hidden", "128");
-        assert_fails(config_load_saved(&c, text.text, text.len, "ck/100",
-                                       (enum config_saved_mode)mode, NULL, &e),
+        assert_fails(config_load_saved(&c, text.text, text.len, "ck/100", (enum config_saved_mode)mode, NULL, &e),
                      ST_CONFLICT, &e, "model.hidden is 128 (command line)");
         assert_non_null(strstr(e.msg, "ck/100 was made with 64"));
         assert_same_values(&c, &before);
@@ -508,8 +490,8 @@ static void a_conflict_with_the_checkpoint_names_both_values(void **state)
     }
     struct config c = fresh();
     static const char damaged[] = "[model]\nhidden = 64\nhid";
-    assert_fails(config_load_saved(&c, damaged, strlen(damaged), "ck/100", CFG_SAVED_ALL, NULL, &e),
-                 ST_USAGE, &e, "ck/100:3");
+    assert_fails(config_load_saved(&c, damaged, strlen(damaged), "ck/100", CFG_SAVED_ALL, NULL, &e), ST_USAGE, &e,
+                 "ck/100:3");
     assert_int_equal(c.model.hidden, 320);
     config_release(&c);
     buf_release(&text);
@@ -534,8 +516,7 @@ static void help_fits_the_screen_and_tells_all(void **state)
         snprintf(needle, sizeof needle, "| `%s` |", option_key(&config_options[i]));
         assert_non_null(strstr(docs.text, needle));
     }
-    assert_non_null(
-        strstr(help.text, "--model.hidden=integer [320] 1 to 65536; also --hidden-size"));
+    assert_non_null(strstr(help.text, "--model.hidden=integer [320] 1 to 65536; also --hidden-size"));
     assert_non_null(strstr(help.text, "[0 = heads]"));
     assert_non_null(strstr(part.text, "--train.lr="));
     assert_null(strstr(part.text, "--model.hidden="));

@@ -139,12 +139,10 @@ static void sizes_are_bounded(void **state)
     buf_clear(&text);
     buf_add(&text, "[data]\ntrain = a\n");
     for (int i = 0; i < 1000; i++)
-        buf_add(&text,
-                "  0123456789012345678901234567890123456789012345678901234567890123456789\n");
+        buf_add(&text, "  0123456789012345678901234567890123456789012345678901234567890123456789\n");
     assert_fails(read_text(&c, text.text, &e), ST_USAGE, &e, "longer than 65536 bytes");
     while (text.len <= CONFIG_MAX_FILE)
-        buf_add(&text,
-                "# ----------------------------------------------------------------------\n");
+        buf_add(&text, "# ----------------------------------------------------------------------\n");
     assert_fails(read_text(&c, text.text, &e), ST_USAGE, &e, "too many");
     assert_string_equal(c.data.train, "");
     char *dir = temp_dir(), *path = path_join(dir, "big.ini");
@@ -158,10 +156,10 @@ static void sizes_are_bounded(void **state)
     config_release(&c);
 }
 
-/* ---- command line --------------------------------------------------------------------------- */
+/* ---- command line ---------------------------------------------------------------------------- */
 
-#define PARSE(c, args, e, ...)                                                                     \
-    config_parse_args((c), countof(((const char *[]){__VA_ARGS__})),                               \
+#define PARSE(c, args, e, ...)                                                                                         \
+    config_parse_args((c), countof(((const char *[]){__VA_ARGS__})),                                                   \
                       (char *const *)(uintptr_t)(const char *[]){__VA_ARGS__}, (args), (e))
 
 static void options_are_taken_in_every_spelling(void **state)
@@ -171,10 +169,9 @@ static void options_are_taken_in_every_spelling(void **state)
     struct config c = fresh();
     struct config_args args = {0};
     assert_ok(PARSE(&c, &args, &e, "--model.hidden=64", "--model.heads", "4", "--seq-length", "32",
-                    "--micro-batch-size=2", "--untie-embeddings-and-output-weights",
-                    "--squared-relu", "--model.qk_norm", "--run.report", "off", "--train.min_lr=-0",
-                    "here", "--data-path", "0.3", "a", "0.7", "b", "--seed", "7",
-                    "--lr-decay-style=WSD", "--model.pattern=--*", "--", "--there"),
+                    "--micro-batch-size=2", "--untie-embeddings-and-output-weights", "--squared-relu",
+                    "--model.qk_norm", "--run.report", "off", "--train.min_lr=-0", "here", "--data-path", "0.3", "a",
+                    "0.7", "b", "--seed", "7", "--lr-decay-style=WSD", "--model.pattern=--*", "--", "--there"),
               &e);
     assert_int_equal(c.model.hidden, 64);
     assert_int_equal(c.model.heads, 4);
@@ -240,8 +237,8 @@ static void bad_command_lines_are_refused(void **state)
     struct err e = {0};
     struct config_args args = {0};
     assert_fails(PARSE(&c, &args, &e, long_name), ST_USAGE, &e, "unknown option");
-    assert_fails(PARSE(&c, &args, &e, "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12",
-                       "13", "14", "15", "16", "17"),
+    assert_fails(PARSE(&c, &args, &e, "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15",
+                       "16", "17"),
                  ST_USAGE, &e, "from '17' on");
     config_release(&c);
 }

@@ -51,8 +51,7 @@ static int drop_dir(void **state)
 
 static struct data_opts opts_for(const char *paths)
 {
-    return (struct data_opts){
-        .paths = paths, .seq = 16, .seed = 1234, .vocab = 257, .tokenizer = &tok, .eod = 256};
+    return (struct data_opts){.paths = paths, .seq = 16, .seed = 1234, .vocab = 257, .tokenizer = &tok, .eod = 256};
 }
 
 static struct dataset *must_open(const struct data_opts *o)
@@ -316,12 +315,8 @@ static void an_id_beyond_the_vocabulary_is_named(void **state)
 
 static struct batch_opts batch_opts_for(int64_t micro, int64_t global)
 {
-    return (struct batch_opts){.micro_batch = micro,
-                               .global_batch = global,
-                               .dp_size = 1,
-                               .eod = 256,
-                               .ahead = 3,
-                               .keep = 1};
+    return (struct batch_opts){
+        .micro_batch = micro, .global_batch = global, .dp_size = 1, .eod = 256, .ahead = 3, .keep = 1};
 }
 
 static void batches_take_the_samples_megatron_takes(void **state)
@@ -381,14 +376,10 @@ static void documents_are_told_apart(void **state)
     struct batch b;
     assert_ok(batch_alloc(&b, 1, 6, &e), &e);
     assert_ok(batch_fill(&b, ds, &bo, 0, 0, &e), &e);
-    static const int32_t ab_first[4][6] = {{'a', 'b', 256, 'c', 'd', 'e'},
-                                           {'b', 256, -1, 'd', 'e', 256},
-                                           {0, 1, 2, 0, 1, 2},
-                                           {0, 0, 0, 3, 3, 3}};
-    static const int32_t cde_first[4][6] = {{'c', 'd', 'e', 256, 'a', 'b'},
-                                            {'d', 'e', 256, -1, 'b', 256},
-                                            {0, 1, 2, 3, 0, 1},
-                                            {0, 0, 0, 0, 4, 4}};
+    static const int32_t ab_first[4][6] = {
+        {'a', 'b', 256, 'c', 'd', 'e'}, {'b', 256, -1, 'd', 'e', 256}, {0, 1, 2, 0, 1, 2}, {0, 0, 0, 3, 3, 3}};
+    static const int32_t cde_first[4][6] = {
+        {'c', 'd', 'e', 256, 'a', 'b'}, {'d', 'e', 256, -1, 'b', 256}, {0, 1, 2, 3, 0, 1}, {0, 0, 0, 0, 4, 4}};
     const int32_t(*want)[6] = b.tokens[0] == 'a' ? ab_first : cde_first;
     assert_memory_equal(b.tokens, want[0], sizeof want[0]);
     assert_memory_equal(b.labels, want[1], sizeof want[1]);
@@ -521,8 +512,7 @@ static void an_error_in_the_thread_arrives_at_its_batch(void **state)
     }
     for (int i = 0; i < 3; i++) {
         err_clear(&e);
-        assert_fails(batcher_next(b, &view, &e), ST_CORRUPT, &e,
-                     "token 200 of sequence 0 is id 126");
+        assert_fails(batcher_next(b, &view, &e), ST_CORRUPT, &e, "token 200 of sequence 0 is id 126");
         assert_null(view);
     }
     batcher_close(b);

@@ -126,7 +126,7 @@ static void a_replaced_pair_is_the_new_one(void **state)
             ids[i] = i + round;
         assert_ok(token_writer_open(&w, in_test_dir("r"), DT_I32, round > 0, &e), &e);
         assert_ok(token_writer_add(w, ids, (size_t)(300000 - round), &e), &e); /* past one buffer */
-        assert_ok(token_writer_close(w, &e), &e); /* ends the open document */
+        assert_ok(token_writer_close(w, &e), &e);                              /* ends the open document */
     }
     struct source s;
     int32_t ids[2];
@@ -169,7 +169,8 @@ static void half_a_pair_of_a_killed_writer_is_replaced(void **state)
     struct token_writer *w;
     const int32_t id = 1;
     write_test_file("k.bin", "old", 3);
-    assert_fails(token_writer_open(&w, in_test_dir("k"), DT_U8, false, &e), ST_CONFLICT, &e, "k.bin"); /* whose it is nobody knows */
+    /* whose it is nobody knows */
+    assert_fails(token_writer_open(&w, in_test_dir("k"), DT_U8, false, &e), ST_CONFLICT, &e, "k.bin");
     write_test_file("k.idx.tmp-0123456789abcdef", "x", 1);
     assert_ok(token_writer_open(&w, in_test_dir("k"), DT_U8, false, &e), &e);
     assert_ok(token_writer_add(w, &id, 1, &e), &e);
@@ -215,7 +216,8 @@ static void a_file_that_becomes_shorter_is_an_error_that_names_it(void **state)
         assert_ok(source_read(&s, 0, 0, countof(ids), 10, got, &e), &e);
         assert_int_equal(truncate(in_test_dir(i == 0 ? "s.bin" : "s.idx"), i == 0 ? 100 : 40), 0);
         assert_fails(source_read(&s, 0, 15000, 5000, 10, got, &e), ST_IO, &e, i == 0 ? "s.bin" : "s.idx");
-        assert_fails(source_read(&s, 0, 60, 10, 10, got, &e), ST_IO, &e, "shorter"); /* zeros of the last page are not data */
+        /* zeros of the last page are not data */
+        assert_fails(source_read(&s, 0, 60, 10, 10, got, &e), ST_IO, &e, "shorter");
         source_close(&s);
         if (i == 0)
             assert_int_equal(truncate(in_test_dir("s.bin"), 2 * countof(ids)), 0);
@@ -448,8 +450,7 @@ static void ids_are_checked_against_the_vocabulary(void **state)
     free(idx);
 }
 
-static void write_shard(const char *name, int32_t magic, int32_t version, int32_t count,
-                        const void *tokens, size_t n)
+static void write_shard(const char *name, int32_t magic, int32_t version, int32_t count, const void *tokens, size_t n)
 {
     uint8_t bytes[2048] = {0};
     memcpy(bytes, &magic, 4);

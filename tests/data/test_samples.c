@@ -41,9 +41,8 @@ static void memory_source_open(struct memory_source *m, const int32_t *lengths, 
     m->bin = malloc(total * 2 + 1);
     for (size_t i = 0; i < total; i++)
         m->bin[i] = (uint16_t)i;
-    m->src = (struct source){.path = name,
-                             .idx = {.data = m->idx, .size = size},
-                             .bin = {.data = (uint8_t *)m->bin, .size = total * 2}};
+    m->src = (struct source){
+        .path = name, .idx = {.data = m->idx, .size = size}, .bin = {.data = (uint8_t *)m->bin, .size = total * 2}};
     assert_ok(source_check_idx(&m->src, &e), &e);
     assert_int_equal(m->src.n_tokens, total);
 }
@@ -173,8 +172,7 @@ static void too_short_data_is_refused(void **state)
     assert_ok(samples_open(&s, &m.src, &all, 4, 0, 1, &e), &e);
     assert_int_equal(s.n, 1);
     samples_close(&s);
-    assert_fails(samples_open(&s, &m.src, &all, 4, INT64_MAX / 2, 1, &e), ST_INVALID, &e,
-                 "counted");
+    assert_fails(samples_open(&s, &m.src, &all, 4, INT64_MAX / 2, 1, &e), ST_INVALID, &e, "counted");
     assert_fails(samples_open(&s, &m.src, &all, 4, 1ll << 40, 1, &e), ST_UNSUPPORTED, &e, "2^32-1");
     memory_source_close(&m);
 }
@@ -201,8 +199,7 @@ static void splits_parse_and_round_as_python(void **state)
     assert_int_equal(to, 4);
     split_range(f, 1, 7, &from, &to);
     assert_true(from == 4 && to == 7);
-    static const char *const bad[] = {"",     "a",  "1,,1",  "1,2,3,4", "0,0,0",
-                                      "-1,2", "1,", "1e400", "nan"};
+    static const char *const bad[] = {"", "a", "1,,1", "1,2,3,4", "0,0,0", "-1,2", "1,", "1e400", "nan"};
     for (int i = 0; i < countof(bad); i++)
         assert_fails(split_parse(bad[i], f, &e), ST_INVALID, &e, "split");
 }
@@ -210,8 +207,7 @@ static void splits_parse_and_round_as_python(void **state)
 static void parts_do_not_overlap_and_cover_everything(void **state)
 {
     (void)state;
-    static const int32_t many[] = {4, 4, 4, 4, 4, 4, 4, 4, 4, 4}, one[] = {100},
-                         few[] = {30, 0, 70};
+    static const int32_t many[] = {4, 4, 4, 4, 4, 4, 4, 4, 4, 4}, one[] = {100}, few[] = {30, 0, 70};
     static const struct {
         const int32_t *lengths;
         int n;
@@ -231,8 +227,8 @@ static void parts_do_not_overlap_and_cover_everything(void **state)
         for (int w = 0; w < 3; w++) {
             struct part p;
             if (cases[c].tokens[w] == 0) {
-                assert_fails(part_make(&p, &m.src, cases[c].split, (enum data_part)w, &e),
-                             ST_INVALID, &e, "leaves nothing");
+                assert_fails(part_make(&p, &m.src, cases[c].split, (enum data_part)w, &e), ST_INVALID, &e,
+                             "leaves nothing");
                 continue;
             }
             assert_ok(part_make(&p, &m.src, cases[c].split, (enum data_part)w, &e), &e);
@@ -240,8 +236,7 @@ static void parts_do_not_overlap_and_cover_everything(void **state)
             for (int64_t d = 0; d < p.n; d++) {
                 int32_t ids[128];
                 int64_t len = part_doc_len(&p, &m.src, d);
-                assert_ok(source_read(&m.src, p.first + d, d == 0 ? p.head : 0, len, 1000, ids, &e),
-                          &e);
+                assert_ok(source_read(&m.src, p.first + d, d == 0 ? p.head : 0, len, 1000, ids, &e), &e);
                 for (int64_t i = 0; i < len; i++)
                     assert_int_equal(seen[ids[i]]++, 0);
             }

@@ -10,8 +10,7 @@
 
 /* The ids that one call gives for the whole text, and those that data_tokenize writes part by part
  * with these threads. */
-static void check_parts(const char *tokenizer, const char *name, const char *text, size_t n,
-                        int threads)
+static void check_parts(const char *tokenizer, const char *name, const char *text, size_t n, int threads)
 {
     struct err e = {0};
     struct tokenizer tok;
@@ -94,8 +93,7 @@ static void lines_of_json_are_documents(void **state)
     static const char text[] = "{\"text\": \"one\"}\n\n  \n{\"id\": 3, \"text\": "
                                "\"tw\\u00f6\"}\r\n{\"text\": \"\"}\n{\"text\": \"end\"}";
     static const char *const names[] = {"a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.ndjson"};
-    static const int32_t want[] = {'o',  'n', 'e', 256, 't', 'w', 0xc3,
-                                   0xb6, 256, 'e', 'n', 'd', 256};
+    static const int32_t want[] = {'o', 'n', 'e', 256, 't', 'w', 0xc3, 0xb6, 256, 'e', 'n', 'd', 256};
     for (int i = 0; i < countof(names); i++) {
         write_packed(names[i], text, sizeof text - 1);
         const char *in[] = {in_test_dir(names[i])};
@@ -128,12 +126,12 @@ static void bad_lines_are_named_or_counted(void **state)
     static const struct {
         const char *text, *why;
         int64_t good, bad;
-    } files[] = {{"{\"text\": \"a\"}\n{\"text\": 5}\n{\"text\": \"b\"}\n",
-                  "line 2: field \"text\" is not a string", 2, 1},
-                 {"{\"text\": \"a\"}\n\nnonsense\n[]\n", "line 3: column", 1, 2},
-                 {"{\"text\": \"a\"}\n{\"txt\": \"a\"}", "line 2: no field \"text\"", 1, 1},
-                 {"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}", "line 2", 1, 1},
-                 {"{\"text\": \"a\"}\n{\"text\": \"\xff\"}", "line 2", 1, 1}};
+    } files[] = {
+        {"{\"text\": \"a\"}\n{\"text\": 5}\n{\"text\": \"b\"}\n", "line 2: field \"text\" is not a string", 2, 1},
+        {"{\"text\": \"a\"}\n\nnonsense\n[]\n", "line 3: column", 1, 2},
+        {"{\"text\": \"a\"}\n{\"txt\": \"a\"}", "line 2: no field \"text\"", 1, 1},
+        {"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}", "line 2", 1, 1},
+        {"{\"text\": \"a\"}\n{\"text\": \"\xff\"}", "line 2", 1, 1}};
     for (int i = 0; i < countof(files); i++) {
         write_test_file("b.jsonl", files[i].text, strlen(files[i].text));
         const char *in[] = {in_test_dir("b.jsonl")};
@@ -167,16 +165,14 @@ static void damaged_compression_is_an_error(void **state)
         struct tokenize_opts o = {.in = in, .n_in = 1, .out = in_test_dir("o"), .tokenizer = &tok};
         write_test_file(names[i], bytes, n - 9); /* cut off */
         assert_fails(data_tokenize(&o, &s, &e), ST_CORRUPT, &e, names[i]);
-        memset(bytes + (i == 0 ? n / 2 : 6), 0xff,
-               40); /* Zstandard has no checksum here: its block headers */
+        memset(bytes + (i == 0 ? n / 2 : 6), 0xff, 40); /* Zstandard has no checksum here: its block headers */
         write_test_file(names[i], bytes, n);
         assert_fails(data_tokenize(&o, &s, &e), ST_CORRUPT, &e, names[i]);
     }
     assert_false(file_exists(in_test_dir("o.bin")));
 }
 
-/* ---- the manifest, and text as data
- * ------------------------------------------------------------------------------ */
+/* ---- the manifest, and text as data ---------------------------------------------------------- */
 
 static void data_of_another_tokenizer_is_refused(void **state)
 {
@@ -248,8 +244,7 @@ static void text_is_tokenised_once(void **state)
     d.field = "text";
     assert_fails(dataset_open(&ds, &d, &e), ST_CORRUPT, &e, "no field");
     tokenizer_close(&tok);
-    assert_ok(tokenizer_open(&tok, "bytes", false, &e),
-              &e); /* bytes need it for lines of JSON too */
+    assert_ok(tokenizer_open(&tok, "bytes", false, &e), &e); /* bytes need it for lines of JSON too */
     d.field = "body";
     d.vocab = 256;
     assert_ok(dataset_open(&ds, &d, &e), &e);

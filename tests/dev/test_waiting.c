@@ -64,8 +64,8 @@ static void waiting_threads_sleep_beside_other_programs(void **state)
     waiting_decide(w, 1000, 1);
     time_of_a_late_thread(ROUNDS);
     double sleeping = time_of_a_late_thread(ROUNDS);
-    print_message("           processor time of %d waits of 1 ms: %.1f ms, then %.1f ms\n", ROUNDS,
-                  1e3 * spinning, 1e3 * sleeping);
+    print_message("           processor time of %d waits of 1 ms: %.1f ms, then %.1f ms\n", ROUNDS, 1e3 * spinning,
+                  1e3 * sleeping);
     assert_true(sleeping < 0.5e-3 * ROUNDS); /* less than half of the time that was waited */
     waiting_close(w);
 }

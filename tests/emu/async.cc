@@ -1,11 +1,12 @@
-/* What hardware copies beside the threads: cp.async, bulk copies and tensor maps, sends in a cluster, wgmma. A transfer is queued with a
- * time drawn from the seed; a wait that covers it makes it happen. Stores have two steps, reading shared memory and writing. */
+/* What hardware copies beside the threads: cp.async, bulk copies and tensor maps, sends in a cluster, wgmma. A transfer
+ * is queued with a time drawn from the seed; a wait that covers it makes it happen. Stores have two steps, reading
+ * shared memory and writing. */
 #include "machine.h"
 
 #include <algorithm>
 #include <cuda_bf16.h>
 
-/* ---- the queue ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- the queue ------------------------------------------------------------------------------- */
 
 static bool later(const transfer_ref &x, const transfer_ref &y) { return x->due > y->due; }
 
@@ -62,7 +63,7 @@ static transfer_ref transfer_new(enum transfer_kind kind)
     return t;
 }
 
-/* ---- boxes of tensor maps ----------------------------------------------------------------------------------------------------------------- */
+/* ---- boxes of tensor maps -------------------------------------------------------------------- */
 
 static const uint64_t MAP_MAGIC = 0x656d75206d617073ull;
 static unsigned element_bytes(const CUtensorMap *m) { return m->type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 ? 2 : 4; }
@@ -75,9 +76,10 @@ static unsigned box_bytes(const CUtensorMap *m)
 }
 
 /* Checks those arguments of cuTensorMapEncodeTiled that the driver checks. */
-extern "C" CUresult emu_encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data, const cuuint64_t *dims, const cuuint64_t *strides,
-                                     const cuuint32_t *box, const cuuint32_t *steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
-                                     CUtensorMapFloatOOBfill)
+extern "C" CUresult emu_encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data,
+                                     const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,
+                                     const cuuint32_t *steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                                     CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
 {
     CUtensorMap m = {};
     m.type = (uint16_t)type;
@@ -127,7 +129,8 @@ static void line_inside(const struct transfer *t, int64_t col, unsigned *first, 
     *first = (unsigned)begin;
     *count = end > begin ? (unsigned)(end - begin) : 0;
 }
-/* A byte of the box in shared memory: 16-byte pieces change places within 128 bytes, by the address' bits above them. */
+/* A byte of the box in shared memory: 16-byte pieces change places within 128 bytes, by the address' bits above them.
+ * */
 static char *swizzled(const struct transfer *t, unsigned byte)
 {
     uintptr_t at = (uintptr_t)(t->shared + byte);
@@ -147,7 +150,8 @@ static void add_elements(const CUtensorMap *m, char *to, const unsigned char *fr
         if (m->type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32)
             ((float *)to)[i] += ((const float *)from)[i];
         else
-            ((__nv_bfloat16 *)to)[i] = __nv_bfloat16((float)((__nv_bfloat16 *)to)[i] + (float)((const __nv_bfloat16 *)from)[i]);
+            ((__nv_bfloat16 *)to)[i] =
+                __nv_bfloat16((float)((__nv_bfloat16 *)to)[i] + (float)((const __nv_bfloat16 *)from)[i]);
 }
 static void write_box(struct transfer *t)
 {
@@ -184,7 +188,7 @@ static void load_box(struct transfer *t)
     }
 }
 
-/* ---- one step of a transfer ------------------------------------------------------------------------------------------------------------------ */
+/* ---- one step of a transfer ------------------------------------------------------------------ */
 
 static void run_wgmma(struct transfer *t);
 
@@ -234,12 +238,11 @@ static void step(struct transfer *t)
         else
             memcpy(t->global, t->held.data(), t->bytes);
         return finish_transfer(t);
-    case WGMMA:
-        return run_wgmma(t);
+    case WGMMA: return run_wgmma(t);
     }
 }
 
-/* ---- cp.async --------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- cp.async -------------------------------------------------------------------------------- */
 
 static void commit(struct commits *c)
 {
@@ -283,13 +286,14 @@ void emu_copies_wait(int left)
     emu_maybe_yield();
 }
 
-/* ---- bulk copies ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- bulk copies ----------------------------------------------------------------------------- */
 
 static void check_bulk(const void *shared, const void *global, unsigned bytes)
 {
     (void)emu_shared_address(shared);
     if ((uintptr_t)shared % 16 != 0 || (uintptr_t)global % 16 != 0 || bytes % 16 != 0 || bytes == 0)
-        emu_fail("a bulk copy of %u bytes between %p and shared memory at %p: all must be multiples of 16", bytes, global, shared);
+        emu_fail("a bulk copy of %u bytes between %p and shared memory at %p: all must be multiples of 16", bytes,
+                 global, shared);
 }
 
 void emu_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *bar)
@@ -328,11 +332,13 @@ void emu_bulk_add(float *global, const float *shared, unsigned bytes)
     bulk_out(global, shared, bytes, true);
 }
 
-static transfer_ref tensor_transfer(enum transfer_kind kind, const CUtensorMap *map, int rank, const int *at, const void *shared)
+static transfer_ref tensor_transfer(enum transfer_kind kind, const CUtensorMap *map, int rank, const int *at,
+                                    const void *shared)
 {
     (void)emu_shared_address(shared);
     if (map->magic != MAP_MAGIC || map->rank != rank)
-        emu_fail("a bulk copy of a box of %d dimensions with a tensor map of %d", rank, map->magic == MAP_MAGIC ? map->rank : 0);
+        emu_fail("a bulk copy of a box of %d dimensions with a tensor map of %d", rank,
+                 map->magic == MAP_MAGIC ? map->rank : 0);
     if ((uintptr_t)shared % 128 != 0)
         emu_fail("a box at shared memory %#x: no multiple of 128", emu_shared_address(shared) & 0xffffff);
     transfer_ref t = transfer_new(kind);
@@ -407,7 +413,8 @@ void emu_send(unsigned shared, const void *bytes16, unsigned bar)
     emu_maybe_yield();
 }
 
-/* A thread that ends must have waited until its stores have read shared memory; a block that ends must not be written to. */
+/* A thread that ends must have waited until its stores have read shared memory; a block that ends must not be written
+ * to. */
 void transfers_at_exit(struct fiber *f)
 {
     bool unread = !f->bulk.open.empty();
@@ -420,19 +427,24 @@ void transfers_at_exit(struct fiber *f)
         return;
     for (const transfer_ref &t : f->in->in->queue)
         if (t->in == f->in && !t->done && (t->kind == BULK_LOAD || t->kind == SEND))
-            emu_fail("a block ends while %s to its shared memory is under way", t->kind == SEND ? "a send" : "a bulk copy");
+            emu_fail("a block ends while %s to its shared memory is under way",
+                     t->kind == SEND ? "a send" : "a bulk copy");
 }
 
-/* ---- wgmma ------------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- wgmma ----------------------------------------------------------------------------------- */
 
 /* Address of value (row, k) of an operand: hopper.cuh says how it lies. */
 static char *operand_at(const struct transfer *t, uint64_t tile, bool mn, int row, int k)
 {
-    uint32_t start = (uint32_t)(tile & 0x3FFF) << 4, leading = (uint32_t)(tile >> 16 & 0x3FFF) << 4, stride = (uint32_t)(tile >> 32 & 0x3FFF) << 4;
+    uint32_t start = (uint32_t)(tile & 0x3FFF) << 4, leading = (uint32_t)(tile >> 16 & 0x3FFF) << 4,
+             stride = (uint32_t)(tile >> 32 & 0x3FFF) << 4;
     bool swizzled = tile >> 62 == 1;
-    uint32_t plain = start + (uint32_t)(row / 8) * stride + (uint32_t)(k / 8) * leading + (uint32_t)(row % 8) * 16 + (uint32_t)(k % 8) * 2;
-    uint32_t at = !swizzled ? plain : mn ? start + (uint32_t)(row / 64) * leading + (uint32_t)(k / 8) * stride + (uint32_t)(k % 8) * 128 + (uint32_t)(row % 64) * 2
-                     : start + (uint32_t)(row / 8) * stride + (uint32_t)(row % 8) * 128 + (uint32_t)k * 2;
+    uint32_t plain = start + (uint32_t)(row / 8) * stride + (uint32_t)(k / 8) * leading + (uint32_t)(row % 8) * 16 +
+                     (uint32_t)(k % 8) * 2;
+    uint32_t at = !swizzled ? plain
+                  : mn ? start + (uint32_t)(row / 64) * leading + (uint32_t)(k / 8) * stride + (uint32_t)(k % 8) * 128 +
+                             (uint32_t)(row % 64) * 2
+                       : start + (uint32_t)(row / 8) * stride + (uint32_t)(row % 8) * 128 + (uint32_t)k * 2;
     at ^= swizzled ? (at >> 7 & 7) << 4 : 0;
     if (at < WINDOW_START || at - WINDOW_START + 2 > t->in->shared_bytes + 1024)
         emu_fail("wgmma reads %#x, outside of the block's shared memory", at);
@@ -522,7 +534,8 @@ static void ask_wgmma(float *d, int n, const uint32_t *left, uint64_t a, uint64_
         else
             t->left.resize(128);
         watch_operand(t, b, b_mn, n);
-    } else if (t->left.empty() != (left == NULL) || t->a != a || t->b != b || t->n != n || t->a_mn != a_mn || t->b_mn != b_mn || t->first != first) {
+    } else if (t->left.empty() != (left == NULL) || t->a != a || t->b != b || t->n != n || t->a_mn != a_mn ||
+               t->b_mn != b_mn || t->first != first) {
         emu_fail("wgmma: the threads of a warpgroup ask for different products");
     }
     unsigned thread = f->thread.x + blockDim.x * (f->thread.y + blockDim.y * f->thread.z);

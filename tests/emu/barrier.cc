@@ -1,7 +1,7 @@
 /* Where fibers wait for each other: barriers of a block and of a cluster, mbarriers; and addresses in shared memory. */
 #include "machine.h"
 
-/* ---- barriers ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- barriers -------------------------------------------------------------------------------- */
 
 static void wake_all(std::vector<struct fiber *> &list)
 {
@@ -85,7 +85,7 @@ void emu_cluster_barrier(void)
 unsigned emu_cluster_rank(void) { return self()->in->rank; }
 unsigned emu_cluster_size(void) { return (unsigned)here()->blocks.size(); }
 
-/* ---- shared memory -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- shared memory --------------------------------------------------------------------------- */
 
 /* No further aligned than was asked for, as on the GPU nobody promises more. */
 void *emu_dynamic_shared(size_t align)
@@ -118,7 +118,8 @@ void *emu_shared_pointer(unsigned address)
     if (address & STATIC_BIT)
         return &static_anchor + ((intptr_t)(address << 1) << 32 >> 33);
     unsigned rank = address >> RANK_SHIFT, at = address & ((1u << RANK_SHIFT) - 1);
-    if (rank >= b->in->blocks.size() || at < WINDOW_START || at >= WINDOW_START + b->in->blocks[rank]->shared_bytes + 1024)
+    if (rank >= b->in->blocks.size() || at < WINDOW_START ||
+        at >= WINDOW_START + b->in->blocks[rank]->shared_bytes + 1024)
         emu_fail("%#x is no address in shared memory", address);
     return b->in->blocks[rank]->shared + (at - WINDOW_START);
 }
@@ -142,7 +143,7 @@ struct block *block_of_address(unsigned address)
     return c->blocks[rank].get();
 }
 
-/* ---- mbarrier ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- mbarrier -------------------------------------------------------------------------------- */
 
 /* The word itself holds the place in the block's list and a sign that it is one. */
 static const uint64_t SIGN = 0x6d62617200000000ull;
@@ -152,13 +153,16 @@ struct mbarrier *mbarrier_find(struct block *b, const uint64_t *bar)
     uint64_t word;
     memcpy(&word, bar, sizeof word);
     size_t i = (size_t)(word & 0xffffffffu);
-    return (word & 0xffffffff00000000ull) == SIGN && i < b->mbarriers.size() && b->mbarriers[i].at == bar ? &b->mbarriers[i] : NULL;
+    return (word & 0xffffffff00000000ull) == SIGN && i < b->mbarriers.size() && b->mbarriers[i].at == bar
+               ? &b->mbarriers[i]
+               : NULL;
 }
 static struct mbarrier *mbarrier_of(struct block *b, const uint64_t *bar)
 {
     struct mbarrier *m = mbarrier_find(b, bar);
     if (m == NULL)
-        emu_fail("mbarrier at %#x of shared memory: never initialised, or overwritten", emu_shared_address(bar) & 0xffffff);
+        emu_fail("mbarrier at %#x of shared memory: never initialised, or overwritten",
+                 emu_shared_address(bar) & 0xffffff);
     return m;
 }
 
@@ -209,8 +213,8 @@ static void arrive(struct block *b, uint64_t *bar, unsigned count, int64_t expec
 {
     struct mbarrier *m = mbarrier_of(b, bar);
     if (count > m->pending)
-        emu_fail("mbarrier at %#x of shared memory: more than %u arrivals in phase %llu", emu_shared_address(bar) & 0xffffff, m->expected,
-                 (unsigned long long)m->phase);
+        emu_fail("mbarrier at %#x of shared memory: more than %u arrivals in phase %llu",
+                 emu_shared_address(bar) & 0xffffff, m->expected, (unsigned long long)m->phase);
     m->bytes += expect_bytes;
     if (m->bytes > (1 << 20) - 1)
         emu_fail("mbarrier: %lld bytes are expected, 2^20 - 1 is the most", (long long)m->bytes);

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <thread>
 
-/* ---- clusters over OS threads ------------------------------------------------------------------------------------------------------------------ */
+/* ---- clusters over OS threads ---------------------------------------------------------------- */
 
 static uint64_t *seed_place(void)
 {
@@ -56,7 +56,8 @@ static void run_share(struct team *t, struct pool *p)
         uint64_t k = (i * step + t->draw) % n;
         struct draws d = {t->draw ^ k * 0x9E3779B97F4A7C15ull};
         uint64_t draw = d.next();
-        bool races = *races_place() && (k == 0 || k == n - 1 || d.below(8) == 0); /* which takes long, and clusters do much the same */
+        /* which takes long, and clusters do much the same */
+        bool races = *races_place() && (k == 0 || k == n - 1 || d.below(8) == 0);
         if (!run_cluster(l, k * l->cluster, draw, races, p))
             t->fine = false;
     }
@@ -115,7 +116,7 @@ static bool run_grid(const struct emu_launch *l)
     return t->fine;
 }
 
-/* ---- what a launch may ask for --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- what a launch may ask for --------------------------------------------------------------- */
 
 enum { PLAIN_SHARED = 48 << 10, MOST_THREADS = 1024, SM_THREADS = 2048 };
 static size_t most_shared(void)

@@ -20,7 +20,7 @@ extern "C" const char *__asan_default_options(void) { return "detect_leaks=0"; }
 enum { STACK_BYTES = 128 << 10 };
 #endif
 
-/* ---- switching stacks ----------------------------------------------------------------------------------------------------------- */
+/* ---- switching stacks ------------------------------------------------------------------------ */
 
 extern "C" void emu_switch(void **save, void *to);
 #if defined(__x86_64__)
@@ -37,7 +37,8 @@ static void *fresh_stack(char *stack, void (*entry)(void))
 }
 #elif defined(__aarch64__)
 __asm__(".text\n.globl emu_switch\n.type emu_switch, %function\nemu_switch:\n"
-        "sub sp, sp, #160\nstp x19, x20, [sp]\nstp x21, x22, [sp, #16]\nstp x23, x24, [sp, #32]\nstp x25, x26, [sp, #48]\n"
+        "sub sp, sp, #160\nstp x19, x20, [sp]\nstp x21, x22, [sp, #16]\nstp x23, x24, [sp, #32]\nstp x25, x26, [sp, "
+        "#48]\n"
         "stp x27, x28, [sp, #64]\nstp x29, x30, [sp, #80]\nstp d8, d9, [sp, #96]\nstp d10, d11, [sp, #112]\n"
         "stp d12, d13, [sp, #128]\nstp d14, d15, [sp, #144]\n"
         "mov x9, sp\nstr x9, [x0]\nmov sp, x1\n"
@@ -84,7 +85,8 @@ static void switch_to(struct cluster *c, struct fiber *from, struct fiber *to)
     static thread_local struct stack_bounds home = home_bounds();
     void *fake = NULL;
     bool last = from != NULL && from->state == FIBER_DONE;
-    __sanitizer_start_switch_fiber(last ? NULL : &fake, to != NULL ? to->stack : home.bottom, to != NULL ? (size_t)STACK_BYTES : home.size);
+    __sanitizer_start_switch_fiber(last ? NULL : &fake, to != NULL ? to->stack : home.bottom,
+                                   to != NULL ? (size_t)STACK_BYTES : home.size);
     emu_self = to;
     emu_switch(save, to != NULL ? to->sp : c->home);
     __sanitizer_finish_switch_fiber(fake, NULL, NULL);
@@ -94,7 +96,7 @@ static void switch_to(struct cluster *c, struct fiber *from, struct fiber *to)
 #endif
 }
 
-/* ---- who runs ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- who runs -------------------------------------------------------------------------------- */
 
 static void list_warp(struct cluster *c, struct warp *w)
 {
@@ -186,7 +188,7 @@ void emu_maybe_yield(void)
         emu_yield();
 }
 
-/* ---- what went wrong ------------------------------------------------------------------------------------------------------------------ */
+/* ---- what went wrong ------------------------------------------------------------------------- */
 
 void emu_place(const void *pc, char *out, size_t size)
 {
@@ -197,7 +199,8 @@ void emu_place(const void *pc, char *out, size_t size)
         return;
     exe[n] = '\0';
     /* The executable is linked at a fixed address (-no-pie), so this is the address in the file. */
-    snprintf(command, sizeof command, "addr2line -Cfi -e /proc/%d/exe %p 2>/dev/null", (int)getpid(), (const void *)((const char *)pc - 1));
+    snprintf(command, sizeof command, "addr2line -Cfi -e /proc/%d/exe %p 2>/dev/null", (int)getpid(),
+             (const void *)((const char *)pc - 1));
     FILE *f = popen(command, "r");
     if (f == NULL)
         return;
@@ -226,8 +229,8 @@ void emu_fail(const char *format, ...)
     va_end(args);
     emu_place(f->pc != NULL ? f->pc : __builtin_return_address(0), place, sizeof place);
     emu_place((const char *)c->launch->kernel + 1, kernel, sizeof kernel);
-    fprintf(stderr, "emu: %s\n  block (%u, %u, %u), thread (%u, %u, %u)\n  at %s\n  kernel %s\n", text, f->block.x, f->block.y, f->block.z, f->thread.x,
-            f->thread.y, f->thread.z, place, kernel);
+    fprintf(stderr, "emu: %s\n  block (%u, %u, %u), thread (%u, %u, %u)\n  at %s\n  kernel %s\n", text, f->block.x,
+            f->block.y, f->block.z, f->thread.x, f->thread.y, f->thread.z, place, kernel);
     c->failed = true;
     snprintf(c->why, sizeof c->why, "%.159s", text);
     switch_to(c, f, NULL);
@@ -251,15 +254,19 @@ static void report_deadlock(struct cluster *c)
             if (lines++ >= 40)
                 continue;
             emu_place(f->pc, place, sizeof place);
-            fprintf(stderr, "  block (%u, %u, %u)%s: %zu threads, the first (%u, %u, %u), the last (%u, %u, %u), wait for %s", b->index.x, b->index.y,
-                    b->index.z, c->blocks.size() > 1 ? " of the cluster" : "", g.second.size(), f->thread.x, f->thread.y, f->thread.z,
-                    g.second.back()->thread.x, g.second.back()->thread.y, g.second.back()->thread.z, f->waits_for);
+            fprintf(stderr,
+                    "  block (%u, %u, %u)%s: %zu threads, the first (%u, %u, %u), the last (%u, %u, %u), wait for %s",
+                    b->index.x, b->index.y, b->index.z, c->blocks.size() > 1 ? " of the cluster" : "", g.second.size(),
+                    f->thread.x, f->thread.y, f->thread.z, g.second.back()->thread.x, g.second.back()->thread.y,
+                    g.second.back()->thread.z, f->waits_for);
             if (strcmp(f->waits_for, "an mbarrier") == 0) {
                 const struct mbarrier *m = mbarrier_find(b.get(), (const uint64_t *)f->waits_on);
                 if (m != NULL)
-                    fprintf(stderr, " at %#x of shared memory, parity %llu; its phase is %llu, %u of %u arrivals and %lld bytes are missing",
-                            emu_shared_address(m->at) & 0xffffff, (unsigned long long)f->waits_value, (unsigned long long)m->phase, m->pending, m->expected,
-                            (long long)m->bytes);
+                    fprintf(stderr,
+                            " at %#x of shared memory, parity %llu; its phase is %llu, %u of %u arrivals and %lld "
+                            "bytes are missing",
+                            emu_shared_address(m->at) & 0xffffff, (unsigned long long)f->waits_value,
+                            (unsigned long long)m->phase, m->pending, m->expected, (long long)m->bytes);
             } else if (f->waits_value != 0) {
                 fprintf(stderr, " (%llu)", (unsigned long long)f->waits_value);
             }
@@ -270,7 +277,7 @@ static void report_deadlock(struct cluster *c)
         fprintf(stderr, "  and %d more lines\n", lines - 40);
 }
 
-/* ---- a thread's life --------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- a thread's life ------------------------------------------------------------------------- */
 
 [[noreturn]] static void finish(void)
 {
@@ -299,14 +306,15 @@ static void enter(void)
     finish();
 }
 
-/* ---- a cluster's life ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- a cluster's life ------------------------------------------------------------------------ */
 
 /* Stacks and fibers outlive clusters: they belong to an OS thread. */
 static struct fiber *fiber_get(struct pool *p, size_t i)
 {
     while (p->fibers.size() <= i) {
         struct fiber *f = new fiber();
-        f->stack = (char *)mmap(NULL, STACK_BYTES + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        f->stack = (char *)mmap(NULL, STACK_BYTES + 4096, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (f->stack == MAP_FAILED) {
             perror("emu: no memory for stacks");
             abort();
@@ -334,7 +342,8 @@ static void fiber_make(struct fiber *f, struct block *b, unsigned t, const struc
 {
     unsigned x = l->block.x, y = l->block.y;
 #if defined(__SANITIZE_ADDRESS__)
-    size_t marked = f->state == FIBER_DONE ? 16 << 10 : STACK_BYTES; /* frames that were never left: of finish, or of a launch that was stopped */
+    /* frames that were never left: of finish, or of a launch that was stopped */
+    size_t marked = f->state == FIBER_DONE ? 16 << 10 : STACK_BYTES;
     __asan_unpoison_memory_region(f->stack + STACK_BYTES - marked, marked);
 #endif
     f->thread = {t % x, t / x % y, t / x / y};
@@ -414,7 +423,8 @@ bool run_cluster(const struct emu_launch *l, uint64_t first_block, uint64_t draw
         c.blocks.emplace_back(new block());
         struct block *b = c.blocks.back().get();
         b->rank = r;
-        b->index = {(unsigned)(at % l->grid.x), (unsigned)(at / l->grid.x % l->grid.y), (unsigned)(at / l->grid.x / l->grid.y)};
+        b->index = {(unsigned)(at % l->grid.x), (unsigned)(at / l->grid.x % l->grid.y),
+                    (unsigned)(at / l->grid.x / l->grid.y)};
         block_make(&c, b, p, &used);
         c.live += b->threads;
     }

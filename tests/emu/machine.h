@@ -12,7 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
-/* Shared memory of a block begins here in its window, as the first KB belongs to the system. Above: blocks of a cluster by rank. */
+/* Shared memory of a block begins here in its window, as the first KB belongs to the system. Above: blocks of a cluster
+ * by rank. */
 enum { WINDOW_START = 1024, RANK_SHIFT = 24, STATIC_BIT = 1u << 31 };
 
 struct draws { /* splitmix64 */
@@ -31,7 +32,8 @@ struct fiber;
 struct block;
 struct cluster;
 
-/* race.cc: how far each thread of a cluster has come; a place where threads meet, with what those hand over who come to it, and those who came in rounds that are over. */
+/* race.cc: how far each thread of a cluster has come; a place where threads meet, with what those hand over who come to
+ * it, and those who came in rounds that are over. */
 typedef std::vector<uint32_t> vclock;
 enum { RACE_THREADS = 2048 /* of a cluster, at most: work for each access of shared memory grows with them */ };
 struct race_meet {
@@ -47,8 +49,8 @@ enum transfer_kind { COPY_ASYNC, BULK_LOAD, BULK_STORE, SEND, WGMMA };
 struct transfer {
     enum transfer_kind kind;
     uint64_t due;
-    bool read, done;     /* its source was read; all of it has happened */
-    struct block *in;    /* where the shared memory is */
+    bool read, done;  /* its source was read; all of it has happened */
+    struct block *in; /* where the shared memory is */
     char *shared;
     char *global;
     unsigned bytes, valid;
@@ -57,8 +59,8 @@ struct transfer {
     int at[4];
     uint64_t *bar;
     std::vector<unsigned char> held; /* what was read */
-    const void *pc; /* where it was asked for */
-    vclock seen;    /* by the one who asked, then */
+    const void *pc;                  /* where it was asked for */
+    vclock seen;                     /* by the one who asked, then */
     /* wgmma */
     struct group *group;
     std::vector<float *> d;
@@ -88,13 +90,13 @@ struct fiber : emu_thread {
     struct block *in;
     struct warp *warp;
     enum fiber_state state;
-    unsigned number, id; /* in the block; in the cluster */
-    vclock seen;         /* empty: races are not looked for */
-    uint64_t fenced; /* when it last called fence_async_proxy, by the cluster's clock */
-    struct emu_meeting *meeting; /* still read from */
-    struct commits copies, bulk; /* cp.async; bulk stores */
+    unsigned number, id;               /* in the block; in the cluster */
+    vclock seen;                       /* empty: races are not looked for */
+    uint64_t fenced;                   /* when it last called fence_async_proxy, by the cluster's clock */
+    struct emu_meeting *meeting;       /* still read from */
+    struct commits copies, bulk;       /* cp.async; bulk stores */
     std::deque<uint64_t> wgmma_groups; /* number of the last wgmma of each */
-    uint64_t wgmmas;                 /* asked for */
+    uint64_t wgmmas;                   /* asked for */
     /* While it waits */
     const char *waits_for;
     const void *waits_on;
@@ -112,7 +114,7 @@ struct warp {
 /* Four warps that multiply together. */
 struct group {
     std::deque<transfer_ref> queue; /* not yet done, in order */
-    uint64_t first, done;          /* number of the first of the queue; how many are done */
+    uint64_t first, done;           /* number of the first of the queue; how many are done */
     std::vector<struct fiber *> waiting;
 };
 
@@ -150,7 +152,7 @@ struct cluster {
     std::vector<std::unique_ptr<block>> blocks;
     std::vector<struct warp *> ready;
     std::vector<transfer_ref> queue; /* a heap: the first to happen on top; may hold some that are done */
-    uint64_t next_due, tick, clock; /* clock: counts fences */
+    uint64_t next_due, tick, clock;  /* clock: counts fences */
     unsigned live, came;
     std::vector<struct fiber *> waiting; /* at the cluster's barrier */
     struct race_meet meet;
@@ -185,7 +187,8 @@ void watch_write(struct fiber *f, const void *p, size_t bytes);
 void watch_clear(struct block *b, const void *p, size_t bytes);
 void watch_async_read(const void *p, size_t bytes, const char *what);
 
-/* race.cc. A thread comes to a place; its round is over; a thread goes on from there. Lanes that __syncwarp brings together. */
+/* race.cc. A thread comes to a place; its round is over; a thread goes on from there. Lanes that __syncwarp brings
+ * together. */
 void race_begin(struct fiber *f, unsigned threads);
 void race_arrive(struct fiber *f, struct race_meet *m);
 void race_hand_over(const struct transfer *t, struct race_meet *m);

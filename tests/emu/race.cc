@@ -1,9 +1,13 @@
-/* Races in shared memory: two threads use the same place, one writes, and nothing orders the two. What orders: barriers of a block, of some of its threads, of a cluster,
- * __syncwarp, and an mbarrier's arrivals with its waits, each for the thread that arrives alone, or that asked for the copy that arrives. What does not: shuffles, votes, products of a warp.
+/* Races in shared memory: two threads use the same place, one writes, and nothing orders the two. What orders: barriers
+ * of a block, of some of its threads, of a cluster, __syncwarp, and an mbarrier's arrivals with its waits, each for the
+ * thread that arrives alone, or that asked for the copy that arrives. What does not: shuffles, votes, products of a
+ * warp.
  *
- * Every thread counts what it hands over (its clock), and knows how far it has seen every other one: a clock for each thread of the cluster, joined where threads meet. An
- * access is in order with an earlier one of another thread if that thread's clock at the time is one this thread has seen. For every 2 bytes the last write is kept, and
- * the reads since. The accesses come from gcc's instrumentation (watch.cc). Found under any seed, as no order of events matters, only who waited for whom. */
+ * Every thread counts what it hands over (its clock), and knows how far it has seen every other one: a clock for each
+ * thread of the cluster, joined where threads meet. An access is in order with an earlier one of another thread if that
+ * thread's clock at the time is one this thread has seen. For every 2 bytes the last write is kept, and the reads
+ * since. The accesses come from gcc's instrumentation (watch.cc). Found under any seed, as no order of events matters,
+ * only who waited for whom. */
 #include "machine.h"
 #pragma GCC optimize("O3") /* every access of the kernels comes here */
 
@@ -29,7 +33,7 @@ struct race_notes {
 };
 void race_notes_free::operator()(struct race_notes *n) const { delete n; }
 
-/* ---- clocks --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- clocks ---------------------------------------------------------------------------------- */
 
 static void join(vclock &to, const vclock &from)
 {
@@ -78,7 +82,7 @@ void race_warp_meets(struct warp *w, unsigned lanes)
         }
 }
 
-/* ---- accesses ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- accesses -------------------------------------------------------------------------------- */
 
 static bool seen(const vclock &by, unsigned id, uint32_t clock) { return by[id] >= clock; }
 
@@ -90,7 +94,8 @@ static void stop(const struct cluster *c, unsigned other, const void *pc, const 
     char place[200] = "";
     emu_place(pc, place, sizeof place);
     self()->pc = (void *)(uintptr_t)now;
-    emu_fail("a race in shared memory: %s thread (%u, %u, %u) %s, and nothing orders the two", what, o->thread.x, o->thread.y, o->thread.z, place);
+    emu_fail("a race in shared memory: %s thread (%u, %u, %u) %s, and nothing orders the two", what, o->thread.x,
+             o->thread.y, o->thread.z, place);
 }
 
 /* NULL: not shared memory. */
@@ -118,7 +123,8 @@ static struct race_place *place_at(struct block *b, const void *p)
 /* Lanes that write the same place in one instruction are allowed to: one of them wins. */
 static void note_write(struct fiber *f, struct race_place *p, const void *pc)
 {
-    if (p->writer != 0 && p->writer - 1 != f->id && !seen(f->seen, p->writer - 1, p->clock) && !((p->writer - 1) / 32 == f->id / 32 && p->pc == pc))
+    if (p->writer != 0 && p->writer - 1 != f->id && !seen(f->seen, p->writer - 1, p->clock) &&
+        !((p->writer - 1) / 32 == f->id / 32 && p->pc == pc))
         stop(f->in->in, p->writer - 1, p->pc, "a write after one by", pc);
     for (const struct race_reads &r : p->reads)
         for (unsigned left = r.lanes; left != 0; left &= left - 1) {
@@ -161,12 +167,14 @@ void race_access(struct fiber *f, const void *p, size_t bytes, bool write, const
     struct race_place *at = place_at(f->in, p);
     for (uintptr_t i = (uintptr_t)p / PLACE, end = ((uintptr_t)p + bytes - 1) / PLACE; at != NULL && i <= end; i++) {
         write ? note_write(f, at, pc) : note_read(f, at, pc);
-        at = (i + 1) % PAGE != 0 && i < end ? at + 1 : i < end ? place_at(f->in, (const void *)((i + 1) * PLACE)) : NULL;
+        at = (i + 1) % PAGE != 0 && i < end ? at + 1
+             : i < end                      ? place_at(f->in, (const void *)((i + 1) * PLACE))
+                                            : NULL;
     }
 }
 
-/* Hardware writes what a thread has asked for, whenever it likes from then on: in order with whatever that thread had seen. Who reads it without waiting is found by
- * wrong numbers. */
+/* Hardware writes what a thread has asked for, whenever it likes from then on: in order with whatever that thread had
+ * seen. Who reads it without waiting is found by wrong numbers. */
 void race_copy(const struct transfer *t)
 {
     struct block *b = t->in;

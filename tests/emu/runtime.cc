@@ -1,5 +1,5 @@
-/* The runtime API over plain memory. Streams do their work when it is submitted, so they are always idle; a captured graph is the list of
- * what was submitted. BRAID_EMU_DEVICE=80 describes an 8.0 device, otherwise an H200. */
+/* The runtime API over plain memory. Streams do their work when it is submitted, so they are always idle; a captured
+ * graph is the list of what was submitted. BRAID_EMU_DEVICE=80 describes an 8.0 device, otherwise an H200. */
 #include "cuda_runtime.h"
 
 #include <chrono>
@@ -43,7 +43,7 @@ extern "C" cudaError_t emu_submit(cudaError_t (*run)(void *), const void *argume
     return cudaSuccess;
 }
 
-/* ---- the device -------------------------------------------------------------------------------------------------------------- */
+/* ---- the device ------------------------------------------------------------------------------ */
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
@@ -108,7 +108,7 @@ static const struct {
 const char *cudaGetErrorString(cudaError_t code) { return ERRORS[code].text; }
 const char *cudaGetErrorName(cudaError_t code) { return ERRORS[code].name; }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
@@ -166,7 +166,8 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     struct copy c = {(char *)dst, (const char *)src, 0, 0, bytes, 1};
     return emu_submit(run_copy, &c, sizeof c);
 }
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t to_pitch, const void *src, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind, cudaStream_t)
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t to_pitch, const void *src, size_t from_pitch, size_t width,
+                              size_t height, enum cudaMemcpyKind, cudaStream_t)
 {
     struct copy c = {(char *)dst, (const char *)src, to_pitch, from_pitch, width, height};
     if (width > to_pitch || width > from_pitch)
@@ -179,7 +180,7 @@ cudaError_t cudaMemsetAsync(void *dst, int byte, size_t bytes, cudaStream_t)
     return emu_submit(run_fill, &f, sizeof f);
 }
 
-/* ---- streams, events, graphs ------------------------------------------------------------------------------------------------------- */
+/* ---- streams, events, graphs ----------------------------------------------------------------- */
 
 cudaError_t cudaStreamCreate(cudaStream_t *s)
 {
@@ -264,9 +265,10 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
     return cudaSuccess;
 }
 
-extern "C" CUresult emu_encode_tiled(CUtensorMap *, int, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, int, int,
-                                     int, int);
-cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned, unsigned long long, cudaDriverEntryPointQueryResult *found)
+extern "C" CUresult emu_encode_tiled(CUtensorMap *, int, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
+                                     const cuuint32_t *, const cuuint32_t *, int, int, int, int);
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult *found)
 {
     bool known = strcmp(name, "cuTensorMapEncodeTiled") == 0;
     *out = known ? (void *)emu_encode_tiled : NULL;

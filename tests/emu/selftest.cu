@@ -1,5 +1,6 @@
-/* The emulator itself: small kernels that are right, and ones with a fault that it must show. Right ones give the same numbers under every
- * seed; a race gives others under some, and with races looked for stops the launch, as misuse does, with a message. Prints "N passed, N failed" last. */
+/* The emulator itself: small kernels that are right, and ones with a fault that it must show. Right ones give the same
+ * numbers under every seed; a race gives others under some, and with races looked for stops the launch, as misuse does,
+ * with a message. Prints "N passed, N failed" last. */
 #include "ops/cuda/hopper.cuh"
 
 #include <stdlib.h>
@@ -9,7 +10,8 @@
 enum { SEEDS = 60, THREADS = 128, OUT = 1024 };
 enum expected { RIGHT, WRONG_SOMETIMES, STOPPED_SOMETIMES, RACE };
 
-template <typename... P, typename... A> static cudaError_t launch(void (*kernel)(P...), int grid, int cluster, int threads, size_t smem, A... args)
+template <typename... P, typename... A>
+static cudaError_t launch(void (*kernel)(P...), int grid, int cluster, int threads, size_t smem, A... args)
 {
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute a = {};
@@ -23,7 +25,7 @@ template <typename... P, typename... A> static cudaError_t launch(void (*kernel)
     return cudaLaunchKernelEx(&c, kernel, args...);
 }
 
-/* ---- barriers of a block ----------------------------------------------------------------------------------------------------------- */
+/* ---- barriers of a block --------------------------------------------------------------------- */
 
 template <bool BARRIER> __global__ void reversed(int *out)
 {
@@ -64,7 +66,7 @@ __global__ void parted(int *out)
     out[threadIdx.x] = threadIdx.x % 32 < 16 ? __shfl_xor_sync(0xffffffffu, 1, 1) : __any_sync(0xffffffffu, 1);
 }
 
-/* ---- copies by hardware ---------------------------------------------------------------------------------------------------------------- */
+/* ---- copies by hardware ---------------------------------------------------------------------- */
 
 template <bool WAIT> __global__ void bulk_in(const int *in, int *out)
 {
@@ -145,7 +147,7 @@ template <bool WAIT> __global__ void copy_in(const int *in, int *out)
     out[threadIdx.x] = x[(threadIdx.x * 4 + 4) % (THREADS * 4)];
 }
 
-/* ---- mbarriers ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- mbarriers ------------------------------------------------------------------------------- */
 
 template <int ARRIVALS, bool INIT> __global__ void meet(int *out)
 {
@@ -222,11 +224,11 @@ template <bool BARRIER> __global__ void filled_again(const int *in, int *out)
     barrier_wait_bounded(bar, 0);
 }
 
-/* ---- clusters --------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- clusters -------------------------------------------------------------------------------- */
 
 enum { BLOCKS = 4 };
-/* Every block sends 16 bytes to every block; all add what came, in order. READY: barriers are initialised before anybody sends. STAY: a block does
- * not end while others may send. */
+/* Every block sends 16 bytes to every block; all add what came, in order. READY: barriers are initialised before
+ * anybody sends. STAY: a block does not end while others may send. */
 template <bool READY, bool STAY> __global__ void all_to_all(int *out)
 {
     DYNAMIC_SHARED(float4, from, 16);
@@ -241,7 +243,8 @@ template <bool READY, bool STAY> __global__ void all_to_all(int *out)
     if (READY)
         cluster_sync();
     if (threadIdx.x < BLOCKS)
-        cluster_send(smem_address_in(from + rank, threadIdx.x), make_float4((float)rank, 1, (float)blockIdx.x, 0), smem_address_in(bar, threadIdx.x));
+        cluster_send(smem_address_in(from + rank, threadIdx.x), make_float4((float)rank, 1, (float)blockIdx.x, 0),
+                     smem_address_in(bar, threadIdx.x));
     if (STAY || rank != 0) {
         barrier_wait_bounded(bar, 0);
         float sum = 0;
@@ -254,7 +257,7 @@ template <bool READY, bool STAY> __global__ void all_to_all(int *out)
         cluster_sync();
 }
 
-/* ---- wgmma ---------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- wgmma ----------------------------------------------------------------------------------- */
 
 enum { HASTE_NONE, HASTE_RESULT, HASTE_OPERAND, HASTE_FENCE };
 /* Two products of ones: rows of 64 ones each in k. */
@@ -301,12 +304,18 @@ __global__ void alone_in_cluster(int *)
     }
 }
 
-/* ---- the list --------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 static const int *input;
-static cudaError_t with_input(void (*kernel)(const int *, int *), int *out) { return launch(kernel, 1, 1, THREADS, 8192, input, out); }
+static cudaError_t with_input(void (*kernel)(const int *, int *), int *out)
+{
+    return launch(kernel, 1, 1, THREADS, 8192, input, out);
+}
 static cudaError_t alone(void (*kernel)(int *), int *out) { return launch(kernel, 1, 1, THREADS, 8192, out); }
-static cudaError_t together(void (*kernel)(int *), int *out) { return launch(kernel, 2 * BLOCKS, BLOCKS, 64, 1024, out); }
+static cudaError_t together(void (*kernel)(int *), int *out)
+{
+    return launch(kernel, 2 * BLOCKS, BLOCKS, 64, 1024, out);
+}
 
 struct test {
     const char *name;
@@ -320,31 +329,39 @@ static const struct test TESTS[] = {
     {"warp barrier", RIGHT, NULL, [](int *o) { return alone(neighbours<true>, o); }},
     {"no warp barrier", WRONG_SOMETIMES, NULL, [](int *o) { return alone(neighbours<false>, o); }},
     {"named barriers", RIGHT, NULL, [](int *o) { return alone(groups<64>, o); }},
-    {"named barriers of too many", STOPPED_SOMETIMES, "wait for a named barrier", [](int *o) { return alone(groups<96>, o); }},
+    {"named barriers of too many", STOPPED_SOMETIMES, "wait for a named barrier",
+     [](int *o) { return alone(groups<96>, o); }},
     {"shuffles and votes", RIGHT, NULL, [](int *o) { return alone(sums, o); }},
-    {"lanes at different places", STOPPED_SOMETIMES, "meet at different places", [](int *o) { return alone(parted, o); }},
+    {"lanes at different places", STOPPED_SOMETIMES, "meet at different places",
+     [](int *o) { return alone(parted, o); }},
     {"bulk load", RIGHT, NULL, [](int *o) { return with_input(bulk_in<true>, o); }},
     {"bulk load, no wait", WRONG_SOMETIMES, NULL, [](int *o) { return with_input(bulk_in<false>, o); }},
     {"bulk load, crooked", STOPPED_SOMETIMES, "multiples of 16", [](int *o) { return with_input(bulk_crooked, o); }},
     {"bulk stores", RIGHT, NULL, [](int *o) { return alone(bulk_out<true>, o); }},
     {"bulk stores, overwritten", WRONG_SOMETIMES, NULL, [](int *o) { return alone(bulk_out<false>, o); }},
 #if !defined(__SANITIZE_ADDRESS__) /* writes are not watched there (watch.cc) */
-    {"bulk store, no fence", STOPPED_SOMETIMES, "without fence_async_proxy", [](int *o) { return alone(bulk_unfenced, o); }},
-    {"wgmma, no fence", STOPPED_SOMETIMES, "without fence_async_proxy", [](int *o) { return alone(multiply<HASTE_FENCE>, o); }},
+    {"bulk store, no fence", STOPPED_SOMETIMES, "without fence_async_proxy",
+     [](int *o) { return alone(bulk_unfenced, o); }},
+    {"wgmma, no fence", STOPPED_SOMETIMES, "without fence_async_proxy",
+     [](int *o) { return alone(multiply<HASTE_FENCE>, o); }},
 #endif
     {"bulk store, left", STOPPED_SOMETIMES, "before its bulk stores", [](int *o) { return alone(bulk_left, o); }},
     {"cp.async", RIGHT, NULL, [](int *o) { return with_input(copy_in<true>, o); }},
     {"cp.async, no wait", WRONG_SOMETIMES, NULL, [](int *o) { return with_input(copy_in<false>, o); }},
     {"mbarrier", RIGHT, NULL, [](int *o) { return alone(meet<THREADS, true>, o); }},
     {"mbarrier, one short", STOPPED_SOMETIMES, "selftest.cu", [](int *o) { return alone(meet<THREADS + 1, true>, o); }},
-    {"mbarrier, deadlock is named", STOPPED_SOMETIMES, "1 of 129 arrivals", [](int *o) { return alone(meet<THREADS + 1, true>, o); }},
-    {"mbarrier, not initialised", STOPPED_SOMETIMES, "never initialised", [](int *o) { return alone(meet<THREADS, false>, o); }},
+    {"mbarrier, deadlock is named", STOPPED_SOMETIMES, "1 of 129 arrivals",
+     [](int *o) { return alone(meet<THREADS + 1, true>, o); }},
+    {"mbarrier, not initialised", STOPPED_SOMETIMES, "never initialised",
+     [](int *o) { return alone(meet<THREADS, false>, o); }},
     {"rounds, counted", RIGHT, NULL, [](int *o) { return alone(overtaken<true>, o); }},
     {"rounds, overtaken", STOPPED_SOMETIMES, "deadlock", [](int *o) { return alone(overtaken<false>, o); }},
     {"copy over what was read", RIGHT, NULL, [](int *o) { return with_input(filled_again<true>, o); }},
-    {"cluster of one block", STOPPED_SOMETIMES, "cluster of one block", [](int *o) { return alone(alone_in_cluster, o); }},
+    {"cluster of one block", STOPPED_SOMETIMES, "cluster of one block",
+     [](int *o) { return alone(alone_in_cluster, o); }},
     {"cluster", RIGHT, NULL, [](int *o) { return together(all_to_all<true, true>, o); }},
-    {"cluster, not ready", STOPPED_SOMETIMES, "never initialised", [](int *o) { return together(all_to_all<false, true>, o); }},
+    {"cluster, not ready", STOPPED_SOMETIMES, "never initialised",
+     [](int *o) { return together(all_to_all<false, true>, o); }},
     {"cluster, block gone", STOPPED_SOMETIMES, "end", [](int *o) { return together(all_to_all<true, false>, o); }},
     {"wgmma", RIGHT, NULL, [](int *o) { return alone(multiply<HASTE_NONE>, o); }},
     {"wgmma, result too soon", WRONG_SOMETIMES, NULL, [](int *o) { return alone(multiply<HASTE_RESULT>, o); }},
@@ -352,8 +369,10 @@ static const struct test TESTS[] = {
 #if !defined(__SANITIZE_ADDRESS__)
     {"race, no block barrier", RACE, "a race in shared memory", [](int *o) { return alone(reversed<false>, o); }},
     {"race, no warp barrier", RACE, "a race in shared memory", [](int *o) { return alone(neighbours<false>, o); }},
-    {"race, one lane arrives for others", RACE, "a race in shared memory: a read after a write", [](int *o) { return alone(spoken_for<false>, o); }},
-    {"race, a copy over what is read", RACE, "a race in shared memory: a copy", [](int *o) { return with_input(filled_again<false>, o); }},
+    {"race, one lane arrives for others", RACE, "a race in shared memory: a read after a write",
+     [](int *o) { return alone(spoken_for<false>, o); }},
+    {"race, a copy over what is read", RACE, "a race in shared memory: a copy",
+     [](int *o) { return with_input(filled_again<false>, o); }},
 #endif
     {"one lane arrives for its warp", RIGHT, NULL, [](int *o) { return alone(spoken_for<true>, o); }},
     {"too much shared memory", STOPPED_SOMETIMES, "", [](int *o) { return launch(sums, 1, 1, THREADS, 49153, o); }},
@@ -411,7 +430,9 @@ static bool check(const struct test *t, int *out)
 {
     int right = 0, wrong = 0, stopped = 0;
     bool named = false;
-    for (int seed = 1; seed <= SEEDS && !(t->expected != RIGHT && t->expected != RACE && (t->expected == WRONG_SOMETIMES ? wrong > 0 : stopped > 0)); seed++) {
+    for (int seed = 1; seed <= SEEDS && !(t->expected != RIGHT && t->expected != RACE &&
+                                          (t->expected == WRONG_SOMETIMES ? wrong > 0 : stopped > 0));
+         seed++) {
         FILE *file;
         memset(out, 0xff, OUT * sizeof *out);
         emu_set_seed((uint64_t)seed);
@@ -427,8 +448,12 @@ static bool check(const struct test *t, int *out)
         wrong += code == cudaSuccess && !is_right(t->name, out);
         right += code == cudaSuccess && is_right(t->name, out);
     }
-    bool ok = t->expected == RACE ? stopped == SEEDS && named : t->expected == RIGHT ? right == SEEDS : t->expected == WRONG_SOMETIMES ? wrong > 0 && stopped == 0 : stopped > 0 && named;
-    printf("%s %s: %d right, %d wrong, %d stopped%s\n", ok ? "ok" : "not ok", t->name, right, wrong, stopped, stopped > 0 && !named ? " (without the message)" : "");
+    bool ok = t->expected == RACE              ? stopped == SEEDS && named
+              : t->expected == RIGHT           ? right == SEEDS
+              : t->expected == WRONG_SOMETIMES ? wrong > 0 && stopped == 0
+                                               : stopped > 0 && named;
+    printf("%s %s: %d right, %d wrong, %d stopped%s\n", ok ? "ok" : "not ok", t->name, right, wrong, stopped,
+           stopped > 0 && !named ? " (without the message)" : "");
     return ok;
 }
 

@@ -1,4 +1,5 @@
-/* In place of dev/cublas.c and dev/cudnn.c: plain products with fp32 sums; no cuDNN, so attention takes braid's own kernels. */
+/* In place of dev/cublas.c and dev/cudnn.c: plain products with fp32 sums; no cuDNN, so attention takes braid's own
+ * kernels. */
 #include "dev/cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -47,7 +48,10 @@ static cudaError_t multiply(void *argument)
         }
     return cudaSuccess;
 }
-int blas_gemm(struct lane *l, const struct blas_call *g) { return cuda_status(l->err, (int)emu_submit(multiply, g, sizeof *g), "a product"); }
+int blas_gemm(struct lane *l, const struct blas_call *g)
+{
+    return cuda_status(l->err, (int)emu_submit(multiply, g, sizeof *g), "a product");
+}
 /* Codes take braid's own kernel. */
 int blas_gemm8(struct lane *l, const struct blas_call *g, bool *done)
 {

@@ -2,7 +2,8 @@
 #include "machine.h"
 #include "ops/cuda/ptx.cuh"
 
-static const char *const NAMES[] = {"__syncwarp", "a shuffle", "a vote", "a match", "a warp's reduction", "ldmatrix", "stmatrix", "movmatrix", "mma"};
+static const char *const NAMES[] = {"__syncwarp", "a shuffle", "a vote",    "a match", "a warp's reduction",
+                                    "ldmatrix",   "stmatrix",  "movmatrix", "mma"};
 
 static void leave_meeting(struct fiber *f)
 {
@@ -15,7 +16,10 @@ static void leave_meeting(struct fiber *f)
         delete m;
 }
 
-static bool is_full(const struct warp *w, const struct emu_meeting *m) { return ((m->came | w->gone | ~w->exist) & m->mask) == m->mask; }
+static bool is_full(const struct warp *w, const struct emu_meeting *m)
+{
+    return ((m->came | w->gone | ~w->exist) & m->mask) == m->mask;
+}
 
 static void begin_reading(struct warp *w, struct emu_meeting *m, void (*all)(struct emu_meeting *))
 {
@@ -31,7 +35,8 @@ static void begin_reading(struct warp *w, struct emu_meeting *m, void (*all)(str
             wake(w->lane[l]);
 }
 
-const struct emu_meeting *emu_meet(unsigned mask, enum emu_kind kind, const void *give, size_t bytes, void (*all)(struct emu_meeting *))
+const struct emu_meeting *emu_meet(unsigned mask, enum emu_kind kind, const void *give, size_t bytes,
+                                   void (*all)(struct emu_meeting *))
 {
     NOTE_PLACE();
     struct fiber *f = self();
@@ -45,8 +50,9 @@ const struct emu_meeting *emu_meet(unsigned mask, enum emu_kind kind, const void
     for (struct emu_meeting *o : w->open)
         if (o->mask & mask & ~(o->came)) {
             if (o->kind != kind || o->mask != mask)
-                emu_fail("lanes of a warp meet at different places: %s with mask %#x, where others are at %s with mask %#x", NAMES[kind], mask, NAMES[o->kind],
-                         o->mask);
+                emu_fail(
+                    "lanes of a warp meet at different places: %s with mask %#x, where others are at %s with mask %#x",
+                    NAMES[kind], mask, NAMES[o->kind], o->mask);
             m = o;
         }
     if (m == NULL) {
@@ -82,7 +88,7 @@ void meetings_at_exit(struct fiber *f)
     }
 }
 
-/* ---- matrices ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- matrices -------------------------------------------------------------------------------- */
 
 static float low(uint32_t v) { return __uint_as_float(v << 16); }
 static float high(uint32_t v) { return __uint_as_float(v & 0xffff0000u); }

@@ -23,19 +23,10 @@ static int model(struct param *p, bool grouped)
         {.key = "embedding.word_embeddings.weight", .rank = 2, .dim = {5, 4}, .layer = -1},
         {.key = "decoder.layers.0.self_attention.linear_qkv.weight", .rank = 2, .dim = {8, 4}},
         {.key = "decoder.layers.1.mlp.linear_fc1.weight", .rank = 2, .dim = {6, 4}, .layer = 1},
-        {.key = "decoder.layers.2.self_attention.linear_qkv.weight",
-         .rank = 2,
-         .dim = {8, 4},
-         .layer = 2},
-        {.key = "decoder.layers.3.mlp.experts.linear_fc1.weight",
-         .rank = 3,
-         .dim = {3, 6, 4},
-         .layer = 3},
+        {.key = "decoder.layers.2.self_attention.linear_qkv.weight", .rank = 2, .dim = {8, 4}, .layer = 2},
+        {.key = "decoder.layers.3.mlp.experts.linear_fc1.weight", .rank = 3, .dim = {3, 6, 4}, .layer = 3},
         {.key = "decoder.final_norm.weight", .rank = 1, .dim = {4}, .layer = -1},
-        {.key = "mtp.layers.0.mtp_model_layer.layers.1.mlp.linear_fc1.weight",
-         .rank = 2,
-         .dim = {6, 4},
-         .layer = 6},
+        {.key = "mtp.layers.0.mtp_model_layer.layers.1.mlp.linear_fc1.weight", .rank = 2, .dim = {6, 4}, .layer = 6},
     };
     static const char *const names[] = {"decoder.layers.0.mlp.linear_fc1.weight",
                                         "decoder.layers.1.self_attention.linear_qkv.weight",
@@ -72,15 +63,21 @@ static void map(const struct key_file *f, bool grouped, enum key_space space)
     keymap_close(m);
 }
 
-static void convert(const struct key_file *f, enum key_layout layout,
-                    const struct key_layers *layers)
+static void convert(const struct key_file *f, enum key_layout layout, const struct key_layers *layers)
 {
     struct key_output out;
     struct err e = {0};
     int64_t before = 0, after = 0;
-    static const struct config ones = {.model = {.mamba_heads = 1, .mamba_head_dim = 1, .mamba_groups = 1, .mamba_state = 1,
-                                                 .gdn_key_heads = 1, .gdn_key_dim = 1, .gdn_value_heads = 1, .gdn_value_dim = 1}};
-    struct key_target to = {.layout = layout, .layers = layers, .glu_interleave = f->n % 3, .distributed = f->n % 2 ? &ones : NULL};
+    static const struct config ones = {.model = {.mamba_heads = 1,
+                                                 .mamba_head_dim = 1,
+                                                 .mamba_groups = 1,
+                                                 .mamba_state = 1,
+                                                 .gdn_key_heads = 1,
+                                                 .gdn_key_dim = 1,
+                                                 .gdn_value_heads = 1,
+                                                 .gdn_value_dim = 1}};
+    struct key_target to = {
+        .layout = layout, .layers = layers, .glu_interleave = f->n % 3, .distributed = f->n % 2 ? &ones : NULL};
     if (key_convert(&out, f, KEYS_MODEL, &to, &e) != ST_OK) {
         need(e.msg[0] != '\0');
         return;
@@ -89,9 +86,7 @@ static void convert(const struct key_file *f, enum key_layout layout,
         if (f->list[i].space == KEYS_MODEL && strstr(f->list[i].key, "_extra_state") == NULL)
             before += tensor_bytes(&f->list[i].view);
     for (int i = 0; i < out.n; i++)
-        after += strstr(out.items[i].name, "_extra_state") == NULL
-                     ? tensor_bytes(&out.items[i].host)
-                     : 0;
+        after += strstr(out.items[i].name, "_extra_state") == NULL ? tensor_bytes(&out.items[i].host) : 0;
     need(before == after);
     key_output_release(&out);
 }
@@ -106,9 +101,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     k.list = calloc((size_t)st_count(f) + 1, sizeof *k.list);
     for (int i = 0; i < st_count(f); i++)
-        k.list[k.n++] = (struct key_tensor){.key = st_entry(f, i)->name,
-                                            .stored = st_entry(f, i)->name,
-                                            .view = st_entry(f, i)->view};
+        k.list[k.n++] = (struct key_tensor){
+            .key = st_entry(f, i)->name, .stored = st_entry(f, i)->name, .view = st_entry(f, i)->view};
     k.glu_interleave = (int64_t)(size % 4); /* rows of experts in blocks, or not */
     map(&k, false, KEYS_MODEL);
     map(&k, true, KEYS_MODEL);

@@ -24,8 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     need(manifest_dump(&m, &text, &e) == ST_OK);
     need(manifest_parse(&again, text, strlen(text), true, &e) == ST_OK);
     need(again.step == m.step && again.counters.seed == m.counters.seed);
-    need(again.n_files == m.n_files && again.n_tensors == m.n_tensors &&
-         again.n_train == m.n_train);
+    need(again.n_files == m.n_files && again.n_tensors == m.n_tensors && again.n_train == m.n_train);
     for (int i = 0; i < m.n_tensors; i++) {
         const struct manifest_tensor *t = &m.tensors[i];
         need(manifest_find(&m, t->key, t->section) == t);

@@ -40,9 +40,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (idx != NULL && bin != NULL) {
         idx = realloc(memcpy(idx, data + 2, size - 2), size > 2 ? size - 2 : 1);
         memset(bin, 7, (size_t)bin_size + 1);
-        struct source s = {.path = name,
-                           .idx = {.data = idx, .size = size - 2},
-                           .bin = {.data = bin, .size = bin_size}};
+        struct source s = {
+            .path = name, .idx = {.data = idx, .size = size - 2}, .bin = {.data = bin, .size = bin_size}};
         if (source_check_idx(&s, &e) == ST_OK && s.n_seqs < 4096)
             read_samples(&s);
         free(s.lengths);

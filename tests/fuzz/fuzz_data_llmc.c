@@ -16,12 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     memcpy(copy, data, size);
     struct source_file file = {.path = name, .map = {.data = copy, .size = size}};
-    struct source s = {.kind = SOURCE_LLMC,
-                       .path = name,
-                       .append_eod = -1,
-                       .files = &file,
-                       .n_files = 1,
-                       .n_seqs = 1};
+    struct source s = {.kind = SOURCE_LLMC, .path = name, .append_eod = -1, .files = &file, .n_files = 1, .n_seqs = 1};
     if (source_check_shard(&file, &e) == ST_OK)
         for (int64_t at = 0; at < file.n_tokens; at += 64)
             (void)source_read(&s, 0, at, min_i64(64, file.n_tokens - at), 50257, tokens, &e);

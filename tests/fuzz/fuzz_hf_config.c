@@ -1,5 +1,5 @@
-/* Any bytes as the config.json of a Hugging Face folder, read as every family that its model_type names. What is accepted has
- * legal options, and what is written back is accepted again. */
+/* Any bytes as the config.json of a Hugging Face folder, read as every family that its model_type names. What is
+ * accepted has legal options, and what is written back is accepted again. */
 #include "hf/hf_int.h"
 
 #include <stdlib.h>

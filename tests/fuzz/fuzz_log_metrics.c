@@ -17,8 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     int64_t ignored;
-    if (file_write_fd(fd, data, size, path, NULL) != ST_OK ||
-        history_load(h, path, &ignored, NULL) != ST_OK)
+    if (file_write_fd(fd, data, size, path, NULL) != ST_OK || history_load(h, path, &ignored, NULL) != ST_OK)
         abort();
     struct buf b;
     buf_init(&b, 0);

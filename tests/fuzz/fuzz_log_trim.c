@@ -1,5 +1,5 @@
-/* metrics.jsonl of a killed run, trimmed: any bytes; what stays are lines of the file, in order, without later steps; trimming once
- * more changes nothing. */
+/* metrics.jsonl of a killed run, trimmed: any bytes; what stays are lines of the file, in order, without later steps;
+ * trimming once more changes nothing. */
 #include "log/log_int.h"
 
 #include <jansson.h>
@@ -28,7 +28,8 @@ static void check_kept(const char *kept, size_t n, const char *old, const char *
         old += len;
         json_t *rec = json_loadb(at, len, JSON_REJECT_DUPLICATES, NULL);
         const json_t *step = json_object_get(rec, "step");
-        must(json_is_string(json_object_get(rec, "event")) || !json_is_integer(step) || json_integer_value(step) <= STEP);
+        must(json_is_string(json_object_get(rec, "event")) || !json_is_integer(step) ||
+             json_integer_value(step) <= STEP);
         json_decref(rec);
         at += len;
     }

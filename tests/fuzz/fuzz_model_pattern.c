@@ -33,8 +33,7 @@ static void main_is_its_parts(const struct pattern *p)
             if (it->grouped)
                 text[n++] = '[';
             for (int l = 0; l < it->n; l++, layer++) {
-                must(p->item_of[layer] == i && p->at[layer] == n &&
-                     p->text[n] == p->symbols[layer]);
+                must(p->item_of[layer] == i && p->at[layer] == n && p->text[n] == p->symbols[layer]);
                 text[n++] = p->symbols[layer];
             }
             if (it->grouped)
@@ -42,8 +41,7 @@ static void main_is_its_parts(const struct pattern *p)
         }
         item += p->segments[s].n_items;
     }
-    must(item == p->n_items && layer == p->n_layers && n == p->main_len &&
-         memcmp(text, p->text, (size_t)n) == 0);
+    must(item == p->n_items && layer == p->n_layers && n == p->main_len && memcmp(text, p->text, (size_t)n) == 0);
     must(p->symbols[layer] == '\0' && (int)strlen(p->mtp_symbols) == p->n_mtp_layers);
     must((p->n_mtp_layers > 0) == (p->n_mtp_depths > 0));
 }
@@ -59,8 +57,7 @@ static void chunks_are_the_whole(const struct pattern *p, int size, int first, i
         return;
     }
     for (int k = 0; k < size * (stages > 0 ? stages : 1); k++) {
-        struct pattern_place at = {k % size, size, stages > 0 ? k / size : PATTERN_NOT_GIVEN, first,
-                                   last};
+        struct pattern_place at = {k % size, size, stages > 0 ? k / size : PATTERN_NOT_GIVEN, first, last};
         struct pattern_chunk c;
         int st = pattern_choose(p, &at, &c, &e);
         if (st != ST_OK) {
@@ -100,7 +97,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         int n_kinds, sum = 0;
         const struct core_kind *const *cores = core_kinds(&n_kinds);
         for (int k = 0; k < n_kinds; k++)
-            sum += pattern_map(p->symbols, cores[k]->symbol, NULL) + pattern_map(p->mtp_symbols, cores[k]->symbol, NULL) * p->n_mtp_depths;
+            sum += pattern_map(p->symbols, cores[k]->symbol, NULL) +
+                   pattern_map(p->mtp_symbols, cores[k]->symbol, NULL) * p->n_mtp_depths;
         must(sum == p->n_layers + p->n_mtp_layers * p->n_mtp_depths);
         st = pattern_check_keys(p, &e);
         must(st == ST_OK || (st == ST_USAGE && p->grouped));

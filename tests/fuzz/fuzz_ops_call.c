@@ -21,10 +21,10 @@ static void need(bool condition)
 /* Small numbers, and those at which something may overflow. */
 static double number(uint8_t b)
 {
-    static const double edge[] = {
-        0.5,     1e-300, 1 << 20,   1 << 24, 2147483647.0, 2147483648.0,  4294967296.0,  0x1p40,
-        0x1p53,  0x1p62, 0x1p63,    0x1p64,  1e300,        -2147483648.0, -2147483649.0, -0x1p40,
-        -0x1p63, -1e300, 1048577.0, 65536.0, 65537.0,      1024.0,        255.0,         256.0};
+    static const double edge[] = {0.5,          1e-300,        1 << 20,       1 << 24, 2147483647.0, 2147483648.0,
+                                  4294967296.0, 0x1p40,        0x1p53,        0x1p62,  0x1p63,       0x1p64,
+                                  1e300,        -2147483648.0, -2147483649.0, -0x1p40, -0x1p63,      -1e300,
+                                  1048577.0,    65536.0,       65537.0,       1024.0,  255.0,        256.0};
     return b < 200 ? (double)(b % 100) - 20 : edge[(b - 200) % countof(edge)];
 }
 
@@ -97,14 +97,12 @@ static void fill(struct op_call *c, int i, const uint8_t *data, size_t size)
             else if (dtype_bytes(t->dtype) == 1)
                 ((uint8_t *)t->data)[k] = (uint8_t)v;
             else
-                ((int32_t *)t->data)[k] = (int32_t)(v > INT32_MAX   ? INT32_MAX
-                                                    : v < INT32_MIN ? INT32_MIN
-                                                                    : v);
+                ((int32_t *)t->data)[k] = (int32_t)(v > INT32_MAX ? INT32_MAX : v < INT32_MIN ? INT32_MIN : v);
         }
 }
 
-static void run_call(struct op_call *c, const struct ops *ops, struct dev *dev, bool as_sampled,
-                     const uint8_t *data, size_t size)
+static void run_call(struct op_call *c, const struct ops *ops, struct dev *dev, bool as_sampled, const uint8_t *data,
+                     size_t size)
 {
     struct err e = {0};
     struct lane lane = {.dev = dev, .err = &e};
@@ -156,8 +154,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     const struct ops *ops = ops_for(&dev);
     const struct op_sample *s = &d->samples[d->n_samples > 0 ? data[1] % d->n_samples : 0];
-    bool large = d->n_samples == 0 || strstr(s->text, "gpu=1") != NULL ||
-                 op_call_sample(&c, d, s, ops, &e) != ST_OK || op_bytes(&c) > 1 << 18;
+    bool large = d->n_samples == 0 || strstr(s->text, "gpu=1") != NULL || op_call_sample(&c, d, s, ops, &e) != ST_OK ||
+                 op_bytes(&c) > 1 << 18;
     if (!large && ops_has(ops, d->name)) {
         bool as_sampled = true;
         only_inputs(&c, ops);

@@ -10,8 +10,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct err e;
     if (m == NULL)
         return 0;
-    if (read_tiktoken(m, "fuzz", (const char *)data, size, "llama3", "<s> <|endoftext|>", &e) ==
-        ST_OK)
+    if (read_tiktoken(m, "fuzz", (const char *)data, size, "llama3", "<s> <|endoftext|>", &e) == ST_OK)
         encode_something(m, data, size);
     token_model_release(m);
     return 0;

@@ -9,8 +9,7 @@
 
 static inline void encode_something(struct token_model *m, const uint8_t *data, size_t size)
 {
-    static const char plain[] =
-        "Hello  world, it's 12345\n\n<s> \xe2\x96\x81x \xe4\xb8\x80\xcc\x81 \xff\xfe";
+    static const char plain[] = "Hello  world, it's 12345\n\n<s> \xe2\x96\x81x \xe4\xb8\x80\xcc\x81 \xff\xfe";
     struct tokenizer t = {.eod = -1, .model = m, .vocab = m->vocab.n};
     struct token_encoder *c;
     struct token_ids ids = {0};

@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK(call)                                                                          \
-    do {                                                                                     \
-        cudaError_t e_ = (call);                                                             \
-        if (e_ != cudaSuccess) {                                                             \
-            printf("not ok %s: %s\n", #call, cudaGetErrorString(e_));                        \
-            exit(1);                                                                         \
-        }                                                                                    \
+#define CHECK(call)                                                                                                    \
+    do {                                                                                                               \
+        cudaError_t e_ = (call);                                                                                       \
+        if (e_ != cudaSuccess) {                                                                                       \
+            printf("not ok %s: %s\n", #call, cudaGetErrorString(e_));                                                  \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
     } while (0)
 
 /* Roughly normal numbers from a counter. */

@@ -244,7 +244,7 @@ static void bench_shape(struct bench *b, const struct shape *s)
     time_families(b, &c, s, true);
     check_gradients(b, &c);
     fflush(stdout);
-    struct tensor *all[] = {&c.f.q,    &c.f.k,    &c.f.v,  &c.f.o,  &c.f.lse, &c.f.sink,  &c.f.doc_start,
+    struct tensor *all[] = {&c.f.q,    &c.f.k,   &c.f.v,  &c.f.o,  &c.f.lse, &c.f.sink,  &c.f.doc_start,
                             &c.f.work, &c.a.d_o, &c.a.dq, &c.a.dk, &c.a.dv,  &c.a.dsink, &c.a.work};
     for (size_t i = 0; i < countof(all); i++)
         CHECK(cudaFree(all[i]->data));

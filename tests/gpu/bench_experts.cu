@@ -1,11 +1,16 @@
 /* The MLP of experts on a GPU: are results the same bits on any number of multiprocessors, and how fast is it.
  *
- *   bench_experts check [N]      small shapes (the first N), several numbers of multiprocessors: the same bits, or "not ok"
- *   bench_experts serve          reads commands, so that a script can alternate with another program (tools/speed_experts.py):
+ *   bench_experts check [N]      small shapes (the first N), several numbers of multiprocessors: the same bits, or "not
+ *                                ok"
+ *   bench_experts serve          reads commands, so that a script can alternate with another program
+ *                                (tools/speed_experts.py):
  *     shape E H F COUNT...       experts, hidden size, width, rows of each expert: random data; answers "ok GIB"
- *     run fwd|bwd WAY MS         calls for about so many milliseconds: "US MHZ CALLS", median of the calls, clock after them
- *     part NAME WAY MS           the same of one product or activation: up fc1 act fc2 down dfc2 dact dx dw1 dw2 db1; zero: dw1 by memset
- *     bench NAME WAY MS          fwd, bwd or a part as triton.testing.do_bench times it: MS / 5 warm, then 256 MB of zeros before every call
+ *     run fwd|bwd WAY MS         calls for about so many milliseconds: "US MHZ CALLS", median of the calls, clock after
+ *                                them
+ *     part NAME WAY MS           the same of one product or activation: up fc1 act fc2 down dfc2 dact dx dw1 dw2 db1;
+ *                                zero: dw1 by memset
+ *     bench NAME WAY MS          fwd, bwd or a part as triton.testing.do_bench times it: MS / 5 warm, then 256 MB of
+ *                                zeros before every call
  *   WAY: fused, apart. dw is written, fp32. fused recomputes the activation, apart keeps it.
  *
  * serve needs a GPU; check runs on the emulator too (tests/emu). */
@@ -33,7 +38,7 @@ static void ok(struct bench *b, int st)
     }
 }
 
-/* ---- data --------------------------------------------------------------------------------------------------------------- */
+/* ---- data ------------------------------------------------------------------------------------ */
 
 static int fill_on(struct bench *b, void *p, enum dtype t, int64_t n, double scale, double mean)
 {
@@ -108,8 +113,9 @@ static void mlp_open(struct bench *b, struct mlp *m, int64_t rows, bool biased)
 }
 static void mlp_close(struct bench *b, struct mlp *m)
 {
-    struct tensor *all[] = {&m->x,    &m->w1,   &m->w2,    &m->b1,    &m->b2, &m->prob, &m->offset, &m->pre, &m->act, &m->y,
-                            &m->dy,   &m->dact, &m->dpre,  &m->again, &m->dprob, &m->dx, &m->dw1,    &m->dw2, &m->db1, &m->work};
+    struct tensor *all[] = {&m->x,     &m->w1,  &m->w2,  &m->b1,  &m->b2,   &m->prob, &m->offset,
+                            &m->pre,   &m->act, &m->y,   &m->dy,  &m->dact, &m->dpre, &m->again,
+                            &m->dprob, &m->dx,  &m->dw1, &m->dw2, &m->db1,  &m->work};
     for (int i = 0; i < countof(all); i++) {
         CHECK(cudaFree(all[i]->data));
         *all[i] = (struct tensor){};
@@ -117,7 +123,7 @@ static void mlp_close(struct bench *b, struct mlp *m)
     b->taken = 0;
 }
 
-/* ---- what is called ------------------------------------------------------------------------------------------------------- */
+/* ---- what is called -------------------------------------------------------------------------- */
 
 static int part_up(struct bench *b, struct mlp *m)
 {
@@ -150,7 +156,8 @@ static int part_fc2(struct bench *b, struct mlp *m)
 }
 static int part_down(struct bench *b, struct mlp *m)
 {
-    struct expert_down_bwd_args a = {m->dy, m->w2, m->b2, m->pre, m->prob, m->offset, m->dpre, m->again, m->dprob, m->work, m->rule};
+    struct expert_down_bwd_args a = {m->dy,   m->w2,    m->b2,    m->pre,  m->prob, m->offset,
+                                     m->dpre, m->again, m->dprob, m->work, m->rule};
     return b->ops->expert_down_bwd(&b->lane, &a);
 }
 static int part_dfc2(struct bench *b, struct mlp *m)
@@ -182,7 +189,8 @@ static int part_dx(struct bench *b, struct mlp *m)
     a.dx = m->dx;
     return b->ops->gmm_bwd(&b->lane, &a);
 }
-static int weights(struct bench *b, const struct mlp *m, const struct tensor *dy, const struct tensor *x, const struct tensor *dw, bool add)
+static int weights(struct bench *b, const struct mlp *m, const struct tensor *dy, const struct tensor *x,
+                   const struct tensor *dw, bool add)
 {
     struct gmm_bwd_args a = {};
     a.dy = *dy;
@@ -239,10 +247,11 @@ typedef int (*call_fn)(struct bench *b, struct mlp *m);
 static const struct named_call {
     const char *name;
     call_fn call;
-} parts[] = {{"up", part_up},     {"fc1", part_fc1}, {"act", part_act}, {"fc2", part_fc2}, {"down", part_down}, {"dfc2", part_dfc2},
-             {"dact", part_dact}, {"dx", part_dx},   {"dw1", part_dw1}, {"dw2", part_dw2}, {"db1", part_db1}, {"zero", part_zero}};
+} parts[] = {{"up", part_up},     {"fc1", part_fc1},   {"act", part_act},   {"fc2", part_fc2},
+             {"down", part_down}, {"dfc2", part_dfc2}, {"dact", part_dact}, {"dx", part_dx},
+             {"dw1", part_dw1},   {"dw2", part_dw2},   {"db1", part_db1},   {"zero", part_zero}};
 
-/* ---- the same bits ---------------------------------------------------------------------------------------------------------- */
+/* ---- the same bits --------------------------------------------------------------------------- */
 
 /* Everything a pass writes, in one piece of host memory. In between outputs are filled with NaNs. */
 static void passes(struct bench *b, struct mlp *m, char *out, size_t bytes)
@@ -265,7 +274,8 @@ static void passes(struct bench *b, struct mlp *m, char *out, size_t bytes)
     }
     /* In place: the gradient over the saved input. */
     struct tensor dpre = m->dpre, pre = m->pre;
-    CHECK(cudaMemcpyAsync(dpre.data, pre.data, (size_t)tensor_bytes(&pre), cudaMemcpyDeviceToDevice, stream_of(&b->lane)));
+    CHECK(cudaMemcpyAsync(dpre.data, pre.data, (size_t)tensor_bytes(&pre), cudaMemcpyDeviceToDevice,
+                          stream_of(&b->lane)));
     m->pre = dpre;
     ok(b, part_down(b, m));
     m->pre = pre;
@@ -335,7 +345,7 @@ static int check(struct bench *b, int most)
     return bad != 0;
 }
 
-/* ---- times ------------------------------------------------------------------------------------------------------------------ */
+/* ---- times ----------------------------------------------------------------------------------- */
 
 /* Cycles and nanoseconds of about a tenth of a millisecond. */
 static __global__ void clock_probe(int64_t *out)
@@ -424,7 +434,8 @@ static void timed(struct bench *b, struct mlp *m, call_fn call, double ms)
     answer(b, took, n);
 }
 
-/* As triton.testing.do_bench: five calls say how many fit, warm-up without pauses, then each call after a flush of the cache. */
+/* As triton.testing.do_bench: five calls say how many fit, warm-up without pauses, then each call after a flush of the
+ * cache. */
 static void benched(struct bench *b, struct mlp *m, call_fn call, double ms)
 {
     enum { FLUSH = 256 << 20 };

@@ -1,16 +1,20 @@
 /* Times of the mHC ops on a GPU, bf16 and 4 streams, on random data.
  *
  *   bench_mhc [ROWS C]...      a table beside a copy measured in the same run; default: 16384 2048, 8192 4096
- *   bench_mhc serve            asked for line by line, so that a script can alternate with other programs (tools/speed_mhc_gpu.py):
+ *   bench_mhc serve            asked for line by line, so that a script can alternate with other programs
+ *                              (tools/speed_mhc_gpu.py):
  *     shape ROWS C             random data of that shape; answers "ok GIB"
- *     run OP MS                single calls for about so many milliseconds, each behind a write of 256 MB, so that the cache has nothing of the op's data:
+ *     run OP MS                single calls for about so many milliseconds, each behind a write of 256 MB, so that the
+ *                              cache has nothing of the op's data:
  *                              "US CALLS BYTES", the median
- *     row OP MS                the same for calls one after the other, on two sets of data in turns where a shape is small: the mean
+ *     row OP MS                the same for calls one after the other, on two sets of data in turns where a shape is
+ *                              small: the mean
  *     quit
  *
  * OP: a row of the table `ops` below. Bytes are what an op must move at least: each tensor read or written once.
  * The boundary is timed as it is chosen. Backward leaves products of the stream
- * for the parameters' gradients: a training step runs boundary_bwd and then boundary_dw, together boundary_back; _bare are those two without products.
+ * for the parameters' gradients: a training step runs boundary_bwd and then boundary_dw, together boundary_back; _bare
+ * are those two without products.
  *
  * Needs a GPU; not part of check-gpu. */
 #include "bench.cuh"
@@ -28,7 +32,8 @@ struct bench {
     int held_count;
 };
 struct data { /* of a shape */
-    struct tensor x, y, dx, dy, f, df, h, dh, bias, dbias, gain, dgain, w, dw, products, p, rho, drho, beta, dbeta, a[3], da[3];
+    struct tensor x, y, dx, dy, f, df, h, dh, bias, dbias, gain, dgain, w, dw, products, p, rho, drho, beta, dbeta,
+        a[3], da[3];
     struct tensor pre, post, res, dpre, dpost, dres, logits, dlogits, dz, coef_in, coef, dcoef, dcoef_in, stat;
     struct mhc_rebuild_args rebuild;
     struct mhc_rule rule;
@@ -62,7 +67,10 @@ static struct tensor make(struct bench *b, enum dtype t, int64_t rows, int64_t c
     CHECK(cudaGetLastError());
     return tensor_2d(p, t, rows, cols);
 }
-static struct tensor vec(struct bench *b, int64_t n, double scale, double mean) { return tensor_1d(make(b, DT_F32, 1, n, scale, mean).data, DT_F32, n); }
+static struct tensor vec(struct bench *b, int64_t n, double scale, double mean)
+{
+    return tensor_1d(make(b, DT_F32, 1, n, scale, mean).data, DT_F32, n);
+}
 static struct tensor work_of(struct bench *b, int64_t bytes) { return tensor_1d(room(b, bytes), DT_U8, bytes); }
 
 static void data_open(struct bench *b, struct data *s, int64_t rows, int64_t d)
@@ -70,23 +78,30 @@ static void data_open(struct bench *b, struct data *s, int64_t rows, int64_t d)
     int64_t k = N * d;
     *s = {};
     s->rows = rows, s->d = d, s->rule.streams = N, s->rule.iterations = 20;
-    s->x = make(b, DT_BF16, rows, k, 1, 0), s->y = make(b, DT_BF16, rows, k, 1, 0), s->dx = make(b, DT_BF16, rows, k, 1, 0), s->dy = make(b, DT_BF16, rows, k, 1, 0);
-    s->f = make(b, DT_BF16, rows, d, 1, 0), s->df = make(b, DT_BF16, rows, d, 1, 0), s->h = make(b, DT_BF16, rows, d, 1, 0), s->dh = make(b, DT_BF16, rows, d, 1, 0);
+    s->x = make(b, DT_BF16, rows, k, 1, 0), s->y = make(b, DT_BF16, rows, k, 1, 0),
+    s->dx = make(b, DT_BF16, rows, k, 1, 0), s->dy = make(b, DT_BF16, rows, k, 1, 0);
+    s->f = make(b, DT_BF16, rows, d, 1, 0), s->df = make(b, DT_BF16, rows, d, 1, 0),
+    s->h = make(b, DT_BF16, rows, d, 1, 0), s->dh = make(b, DT_BF16, rows, d, 1, 0);
     s->bias = vec(b, d, 0.1, 0), s->dbias = vec(b, d, 0, 0), s->gain = vec(b, d, 0.1, 1), s->dgain = vec(b, d, 0, 0);
-    s->w = make(b, DT_F32, LOGITS, k, 0.01, 0), s->dw = make(b, DT_F32, LOGITS, k, 0, 0), s->products = make(b, DT_F32, LOGITS + 1, k, 1, 0);
+    s->w = make(b, DT_F32, LOGITS, k, 0.01, 0), s->dw = make(b, DT_F32, LOGITS, k, 0, 0),
+    s->products = make(b, DT_F32, LOGITS + 1, k, 1, 0);
     s->beta = vec(b, LOGITS, 0.1, 0), s->dbeta = vec(b, LOGITS, 0, 0);
     for (int i = 0; i < 3; i++)
         s->a[i] = vec(b, 1, 0, 0.01), s->da[i] = vec(b, 1, 0, 0);
-    s->p = make(b, DT_F32, rows, LOGITS, 1, 0), s->rho = make(b, DT_F32, rows, 1, 0.1, 1), s->drho = make(b, DT_F32, rows, 1, 0.1, 1), s->dz = make(b, DT_F32, rows, LOGITS, 1, 0);
-    s->pre = make(b, DT_F32, rows, N, 0.1, 0.5), s->post = make(b, DT_F32, rows, N, 0.1, 1), s->res = make(b, DT_F32, rows, N * N, 0.05, 0.25);
-    s->dpre = make(b, DT_F32, rows, N, 1, 0), s->dpost = make(b, DT_F32, rows, N, 1, 0), s->dres = make(b, DT_F32, rows, N * N, 1, 0);
+    s->p = make(b, DT_F32, rows, LOGITS, 1, 0), s->rho = make(b, DT_F32, rows, 1, 0.1, 1),
+    s->drho = make(b, DT_F32, rows, 1, 0.1, 1), s->dz = make(b, DT_F32, rows, LOGITS, 1, 0);
+    s->pre = make(b, DT_F32, rows, N, 0.1, 0.5), s->post = make(b, DT_F32, rows, N, 0.1, 1),
+    s->res = make(b, DT_F32, rows, N * N, 0.05, 0.25);
+    s->dpre = make(b, DT_F32, rows, N, 1, 0), s->dpost = make(b, DT_F32, rows, N, 1, 0),
+    s->dres = make(b, DT_F32, rows, N * N, 1, 0);
     s->logits = make(b, DT_F32, rows, N * N, 1, 0), s->dlogits = make(b, DT_F32, rows, N * N, 1, 0);
-    s->coef_in = make(b, DT_F32, rows, LOGITS, 0.05, 0.25), s->coef = make(b, DT_F32, rows, LOGITS, 0.05, 0.25), s->stat = make(b, DT_F32, rows, LOGITS + 2, 0.1, 1);
+    s->coef_in = make(b, DT_F32, rows, LOGITS, 0.05, 0.25), s->coef = make(b, DT_F32, rows, LOGITS, 0.05, 0.25),
+    s->stat = make(b, DT_F32, rows, LOGITS + 2, 0.1, 1);
     s->dcoef = make(b, DT_F32, rows, LOGITS, 1, 0), s->dcoef_in = make(b, DT_F32, rows, LOGITS, 1, 0);
     CHECK(cudaDeviceSynchronize());
 }
 
-/* ---- ops: everything is set up before the first call is timed ------------------------------------------------------------------- */
+/* ---- ops: everything is set up before the first call is timed -------------------------------- */
 
 struct job {
     int (*call)(struct bench *b, struct job *j);
@@ -109,7 +124,7 @@ struct job {
     struct mhc_boundary_dw_args dw;
     cudaGraphExec_t graph;
 };
-#define CALL(op) \
+#define CALL(op)                                                                                                       \
     static int call_##op(struct bench *b, struct job *j) { return mhc_##op##_cuda(&b->lane, &j->u.op); }
 CALL(project_fwd)
 CALL(project_bwd)
@@ -130,11 +145,17 @@ static int call_back(struct bench *b, struct job *j)
     TRY(mhc_boundary_bwd_cuda(&b->lane, &j->u.boundary_bwd));
     return mhc_boundary_dw_cuda(&b->lane, &j->dw);
 }
-static int call_graph(struct bench *b, struct job *j) { return cudaGraphLaunch(j->graph, stream_of(&b->lane)) == cudaSuccess ? ST_OK : ST_INTERNAL; }
+static int call_graph(struct bench *b, struct job *j)
+{
+    return cudaGraphLaunch(j->graph, stream_of(&b->lane)) == cudaSuccess ? ST_OK : ST_INTERNAL;
+}
 static int call_copy(struct bench *b, struct job *j)
 {
     struct tensor *to = &j->u.copy[0], *from = &j->u.copy[1];
-    return cudaMemcpyAsync(to->data, from->data, (size_t)tensor_bytes(to), cudaMemcpyDeviceToDevice, stream_of(&b->lane)) == cudaSuccess ? ST_OK : ST_INTERNAL;
+    return cudaMemcpyAsync(to->data, from->data, (size_t)tensor_bytes(to), cudaMemcpyDeviceToDevice,
+                           stream_of(&b->lane)) == cudaSuccess
+               ? ST_OK
+               : ST_INTERNAL;
 }
 static int call_combines(struct bench *b, struct job *j)
 {
@@ -151,7 +172,10 @@ static int call_combines(struct bench *b, struct job *j)
     return ST_OK;
 }
 
-static void open_project_fwd(struct bench *b, struct data *s, struct job *j) { j->u.project_fwd = {s->x, s->w, s->p, s->rho}; }
+static void open_project_fwd(struct bench *b, struct data *s, struct job *j)
+{
+    j->u.project_fwd = {s->x, s->w, s->p, s->rho};
+}
 static void open_project_bwd(struct bench *b, struct data *s, struct job *j)
 {
     struct mhc_project_bwd_args a = {};
@@ -166,31 +190,57 @@ static void open_gates_fwd(struct bench *b, struct data *s, struct job *j)
 static void open_gates_bwd(struct bench *b, struct data *s, struct job *j)
 {
     struct mhc_gates_bwd_args a = {};
-    a.dpre = s->dpre, a.dpost = s->dpost, a.dlogits = s->dlogits, a.p = s->p, a.rho = s->rho, a.a_pre = s->a[0], a.a_post = s->a[1], a.a_res = s->a[2];
-    a.beta = s->beta, a.dp = s->dcoef, a.drho = s->drho, a.da_pre = s->da[0], a.da_post = s->da[1], a.da_res = s->da[2], a.dbeta = s->dbeta, a.rule = s->rule;
+    a.dpre = s->dpre, a.dpost = s->dpost, a.dlogits = s->dlogits, a.p = s->p, a.rho = s->rho, a.a_pre = s->a[0],
+    a.a_post = s->a[1], a.a_res = s->a[2];
+    a.beta = s->beta, a.dp = s->dcoef, a.drho = s->drho, a.da_pre = s->da[0], a.da_post = s->da[1], a.da_res = s->da[2],
+    a.dbeta = s->dbeta, a.rule = s->rule;
     j->u.gates_bwd = a;
 }
-static void open_sinkhorn_fwd(struct bench *b, struct data *s, struct job *j) { j->u.sinkhorn_fwd = {s->logits, s->res, s->rule}; }
-static void open_sinkhorn_bwd(struct bench *b, struct data *s, struct job *j) { j->u.sinkhorn_bwd = {s->dres, s->logits, s->dlogits, s->rule}; }
-static void open_aggregate_fwd(struct bench *b, struct data *s, struct job *j) { j->u.aggregate_fwd = {s->x, s->pre, s->h}; }
-static void open_aggregate_bwd(struct bench *b, struct data *s, struct job *j) { j->u.aggregate_bwd = {s->dh, s->x, s->pre, s->dx, false, s->dpre}; }
-static void open_combine_fwd(struct bench *b, struct data *s, struct job *j) { j->u.combine_fwd = {s->x, s->f, {}, s->post, s->res, s->y, s->rule, {}}; }
-static void open_combine_bias_fwd(struct bench *b, struct data *s, struct job *j) { j->u.combine_fwd = {s->x, s->f, s->bias, s->post, s->res, s->y, s->rule, {}}; }
-static void open_back_of_combine(struct bench *b, struct data *s, struct job *j, struct tensor bias, struct tensor dbias)
+static void open_sinkhorn_fwd(struct bench *b, struct data *s, struct job *j)
+{
+    j->u.sinkhorn_fwd = {s->logits, s->res, s->rule};
+}
+static void open_sinkhorn_bwd(struct bench *b, struct data *s, struct job *j)
+{
+    j->u.sinkhorn_bwd = {s->dres, s->logits, s->dlogits, s->rule};
+}
+static void open_aggregate_fwd(struct bench *b, struct data *s, struct job *j)
+{
+    j->u.aggregate_fwd = {s->x, s->pre, s->h};
+}
+static void open_aggregate_bwd(struct bench *b, struct data *s, struct job *j)
+{
+    j->u.aggregate_bwd = {s->dh, s->x, s->pre, s->dx, false, s->dpre};
+}
+static void open_combine_fwd(struct bench *b, struct data *s, struct job *j)
+{
+    j->u.combine_fwd = {s->x, s->f, {}, s->post, s->res, s->y, s->rule, {}};
+}
+static void open_combine_bias_fwd(struct bench *b, struct data *s, struct job *j)
+{
+    j->u.combine_fwd = {s->x, s->f, s->bias, s->post, s->res, s->y, s->rule, {}};
+}
+static void open_back_of_combine(struct bench *b, struct data *s, struct job *j, struct tensor bias,
+                                 struct tensor dbias)
 {
     struct mhc_combine_bwd_args a = {};
-    a.dy = s->dy, a.x = s->x, a.f = s->f, a.bias = bias, a.post = s->post, a.res = s->res, a.dx = s->dx, a.df = s->df, a.dpost = s->dpost, a.dres = s->dres;
+    a.dy = s->dy, a.x = s->x, a.f = s->f, a.bias = bias, a.post = s->post, a.res = s->res, a.dx = s->dx, a.df = s->df,
+    a.dpost = s->dpost, a.dres = s->dres;
     a.dbias = dbias, a.rule = s->rule;
     a.work = work_of(b, mhc_combine_bwd_work_cuda(&a));
     j->u.combine_bwd = a;
 }
 static void open_combine_bwd(struct bench *b, struct data *s, struct job *j) { open_back_of_combine(b, s, j, {}, {}); }
-static void open_combine_bias_bwd(struct bench *b, struct data *s, struct job *j) { open_back_of_combine(b, s, j, s->bias, s->dbias); }
+static void open_combine_bias_bwd(struct bench *b, struct data *s, struct job *j)
+{
+    open_back_of_combine(b, s, j, s->bias, s->dbias);
+}
 
 static void open_boundary_fwd(struct bench *b, struct data *s, struct job *j)
 {
     struct mhc_boundary_fwd_args f = {};
-    f.x = s->x, f.f = s->f, f.y = s->y, f.h = s->h, f.coef_in = s->coef_in, f.coef = s->coef, f.stat = s->stat, f.w = s->w, f.beta = s->beta, f.gain = s->gain;
+    f.x = s->x, f.f = s->f, f.y = s->y, f.h = s->h, f.coef_in = s->coef_in, f.coef = s->coef, f.stat = s->stat,
+    f.w = s->w, f.beta = s->beta, f.gain = s->gain;
     f.a_pre = s->a[0], f.a_post = s->a[1], f.a_res = s->a[2], f.rule = s->rule, f.eps = 1e-5;
     f.work = work_of(b, mhc_boundary_fwd_work_cuda(&f));
     j->u.boundary_fwd = f;
@@ -204,16 +254,20 @@ static void open_norm_again(struct bench *b, struct data *s, struct job *j)
 static void open_dw(struct bench *b, struct data *s, struct job *j, struct tensor products)
 {
     struct mhc_boundary_dw_args w = {};
-    w.dz = s->dz, w.stat = s->stat, w.y = s->y, w.dw = s->dw, w.dbeta = s->dbeta, w.rule = s->rule, w.products = products;
-    w.a_pre = s->a[0], w.a_post = s->a[1], w.a_res = s->a[2], w.da_pre = s->da[0], w.da_post = s->da[1], w.da_res = s->da[2];
+    w.dz = s->dz, w.stat = s->stat, w.y = s->y, w.dw = s->dw, w.dbeta = s->dbeta, w.rule = s->rule,
+    w.products = products;
+    w.a_pre = s->a[0], w.a_post = s->a[1], w.a_res = s->a[2], w.da_pre = s->da[0], w.da_post = s->da[1],
+    w.da_res = s->da[2];
     w.work = work_of(b, mhc_boundary_dw_work_cuda(&w));
     j->dw = w;
 }
 static void open_back(struct bench *b, struct data *s, struct job *j, struct tensor products)
 {
     struct mhc_boundary_bwd_args w = {};
-    w.dh = s->dh, w.dy = s->dy, w.dcoef = s->dcoef, w.y = s->y, w.stat = s->stat, w.coef = s->coef, w.gain = s->gain, w.w = s->w, w.beta = s->beta, w.x = s->x, w.f = s->f;
-    w.a_pre = s->a[0], w.a_post = s->a[1], w.a_res = s->a[2], w.coef_in = s->coef_in, w.dx = s->dx, w.df = s->df, w.dcoef_in = s->dcoef_in, w.dz = s->dz, w.dgain = s->dgain;
+    w.dh = s->dh, w.dy = s->dy, w.dcoef = s->dcoef, w.y = s->y, w.stat = s->stat, w.coef = s->coef, w.gain = s->gain,
+    w.w = s->w, w.beta = s->beta, w.x = s->x, w.f = s->f;
+    w.a_pre = s->a[0], w.a_post = s->a[1], w.a_res = s->a[2], w.coef_in = s->coef_in, w.dx = s->dx, w.df = s->df,
+    w.dcoef_in = s->dcoef_in, w.dz = s->dz, w.dgain = s->dgain;
     w.rule = s->rule, w.products = products;
     w.work = work_of(b, mhc_boundary_bwd_work_cuda(&w));
     j->u.boundary_bwd = w;
@@ -243,7 +297,8 @@ static void open_rebuild(struct bench *b, struct data *s, struct job *j)
         r->x = s->x, r->rule = s->rule;
         while (r->layers < MHC_REBUILD_LAYERS) {
             struct mhc_rebuild_layer *l = &r->layer[r->layers++];
-            l->f = make(b, DT_BF16, s->rows, s->d, 1, 0), l->coef = make(b, DT_F32, s->rows, LOGITS, 0.05, 0.25), l->y = make(b, DT_BF16, s->rows, N * s->d, 1, 0);
+            l->f = make(b, DT_BF16, s->rows, s->d, 1, 0), l->coef = make(b, DT_F32, s->rows, LOGITS, 0.05, 0.25),
+            l->y = make(b, DT_BF16, s->rows, N * s->d, 1, 0);
         }
     }
     j->u.rebuild = *r;
@@ -276,9 +331,11 @@ static const struct op {
     {"combine_bwd", open_combine_bwd, call_combine_bwd, 14, 40, 0},
     {"combine_bias_fwd", open_combine_bias_fwd, call_combine_fwd, 9, 20, 0},
     {"combine_bias_bwd", open_combine_bias_bwd, call_combine_bwd, 14, 40, 0},
-    {"rebuild", open_rebuild, call_rebuild, 4 + 5 * MHC_REBUILD_LAYERS, 20 * MHC_REBUILD_LAYERS, 0}, /* seven layers in one launch */
-    {"combines", open_rebuild, call_combines, 9 * MHC_REBUILD_LAYERS, 20 * MHC_REBUILD_LAYERS, 0},   /* and in seven */
-    {"copy", open_copy, call_copy, 8, 0, 0},                                                               /* ROWS x 4 C */
+    /* seven layers in one launch */
+    {"rebuild", open_rebuild, call_rebuild, 4 + 5 * MHC_REBUILD_LAYERS, 20 * MHC_REBUILD_LAYERS, 0},
+    {"combines", open_rebuild, call_combines, 9 * MHC_REBUILD_LAYERS, 20 * MHC_REBUILD_LAYERS, 0}, /* and in seven */
+    /* ROWS x 4 C */
+    {"copy", open_copy, call_copy, 8, 0, 0},
 };
 static const struct op *op_named(const char *name)
 {
@@ -293,12 +350,9 @@ static double op_bytes(const struct op *o, const struct data *s)
     double rows = (double)s->rows, d = (double)s->d;
     return 2 * o->streams * rows * d + 4 * o->floats * rows + 4 * o->weights * LOGITS * N * d;
 }
-static bool op_possible(const struct op *o, const struct data *s)
-{
-    return !op_keeps(o) || s->d <= 4096;
-}
+static bool op_possible(const struct op *o, const struct data *s) { return !op_keeps(o) || s->d <= 4096; }
 
-/* ---- clocks --------------------------------------------------------------------------------------------------------------------- */
+/* ---- clocks ---------------------------------------------------------------------------------- */
 
 struct clock {
     cudaEvent_t from[MOST_CALLS], to[MOST_CALLS];
@@ -374,7 +428,8 @@ static void shape_open(struct bench *b, struct shape *s, int64_t rows, int64_t d
         data_open(b, &s->data[i], rows, d);
 }
 /* Microseconds of an op, its calls in a row or cold. */
-static double measure(struct bench *b, struct shape *s, const struct op *o, struct clock *c, bool row, double ms, int *calls)
+static double measure(struct bench *b, struct shape *s, const struct op *o, struct clock *c, bool row, double ms,
+                      int *calls)
 {
     struct job jobs[SETS] = {};
     int sets = row && !op_keeps(o) ? s->sets : 1, held = b->held_count;
@@ -391,7 +446,7 @@ static double measure(struct bench *b, struct shape *s, const struct op *o, stru
     return us;
 }
 
-/* ---- the two ways to ask -------------------------------------------------------------------------------------------------------- */
+/* ---- the two ways to ask --------------------------------------------------------------------- */
 
 static int serve(struct bench *b, struct clock *c)
 {
@@ -429,9 +484,10 @@ static void table(struct bench *b, struct clock *c, int64_t rows, int64_t d, dou
         const struct op *o = &ops[i];
         if (!op_possible(o, &s.data[0]))
             continue;
-        double us = measure(b, &s, o, c, true, 20, &calls), cold = measure(b, &s, o, c, false, 20, &calls), bytes = op_bytes(o, &s.data[0]);
-        printf("%-20s %6lld x %-5lld %9.1f us (cold %8.1f) %8.1f MB %6.2f TB/s %5.1f %% of copy\n", o->name, (long long)rows, (long long)d, us, cold, bytes / 1e6, bytes / us / 1e6,
-               100 * bytes / us / copy);
+        double us = measure(b, &s, o, c, true, 20, &calls), cold = measure(b, &s, o, c, false, 20, &calls),
+               bytes = op_bytes(o, &s.data[0]);
+        printf("%-20s %6lld x %-5lld %9.1f us (cold %8.1f) %8.1f MB %6.2f TB/s %5.1f %% of copy\n", o->name,
+               (long long)rows, (long long)d, us, cold, bytes / 1e6, bytes / us / 1e6, 100 * bytes / us / copy);
         fflush(stdout);
     }
 }
@@ -441,7 +497,8 @@ static double copy_rate(struct bench *b, struct clock *c)
     struct shape s = {};
     int calls = 0;
     s.sets = 1, s.data[0].rows = 1 << 18, s.data[0].d = 1 << 10; /* 2 GiB */
-    s.data[0].x = make(b, DT_BF16, s.data[0].rows, N * s.data[0].d, 1, 0), s.data[0].y = make(b, DT_BF16, s.data[0].rows, N * s.data[0].d, 1, 0);
+    s.data[0].x = make(b, DT_BF16, s.data[0].rows, N * s.data[0].d, 1, 0),
+    s.data[0].y = make(b, DT_BF16, s.data[0].rows, N * s.data[0].d, 1, 0);
     const struct op *o = op_named("copy");
     double rate = op_bytes(o, &s.data[0]) / measure(b, &s, o, c, true, 20, &calls);
     give_back(b, 0);

@@ -1,6 +1,6 @@
-/* Attention on a GPU beyond what single samples show: a backward cut into pieces gives the bits of the whole call, eager
- * or captured; the library's results and those of our own kernels fit together; the number of multiprocessors changes no
- * bits; a wrong start harms nothing. Prints "N passed, N failed" last. */
+/* Attention on a GPU beyond what single samples show: a backward cut into pieces gives the bits of the whole call,
+ * eager or captured; the library's results and those of our own kernels fit together; the number of multiprocessors
+ * changes no bits; a wrong start harms nothing. Prints "N passed, N failed" last. */
 #include "dev/cuda.h"
 #include "ops/attention/attention.h"
 #include "ops/check.h"
@@ -97,7 +97,8 @@ struct grads {
 };
 static struct grads new_grads(struct bed *b)
 {
-    return (struct grads){there(b, rows(HEADS), 0, 0), there(b, rows(GROUPS), 0, 0), there(b, value_rows(GROUPS), 0, 0)};
+    return (struct grads){there(b, rows(HEADS), 0, 0), there(b, rows(GROUPS), 0, 0),
+                          there(b, value_rows(GROUPS), 0, 0)};
 }
 static void drop_grads(struct bed *b, struct grads *g)
 {
@@ -127,7 +128,8 @@ static void check_pieces(struct bed *b, const struct attention_bwd_args *base)
     int64_t full = ops->attention_bwd_work(base);
     struct tensor work = there(b, tensor_1d(NULL, DT_U8, full), 0, 0);
     struct tensor third = tensor_1d(work.data, DT_U8, full / 3), two_thirds = tensor_1d(work.data, DT_U8, full / 3 * 2);
-    struct attention_bwd_args a = into(*base, &whole, &work), c = into(*base, &cut, &third), r = into(*base, &replayed, &two_thirds);
+    struct attention_bwd_args a = into(*base, &whole, &work), c = into(*base, &cut, &third),
+                              r = into(*base, &replayed, &two_thirds);
     void *graph = NULL;
     must(b, ops->attention_bwd(&lane, &a));
     must(b, ops->attention_bwd(&lane, &c));
@@ -155,7 +157,8 @@ static void check_both_ways(struct bed *b, struct attention_fwd_args *f, struct 
     const struct ops *ops = ops_for(&b->dev);
     struct lane lane = {.dev = &b->dev, .err = &b->e};
     struct attention_fwd_args own = *f;
-    struct tensor doc = there(b, tensor_2d(NULL, DT_I32, BATCH, SEQ), 0, 0), work = there(b, tensor_1d(NULL, DT_U8, ops->attention_bwd_work(base)), 0, 0);
+    struct tensor doc = there(b, tensor_2d(NULL, DT_I32, BATCH, SEQ), 0, 0),
+                  work = there(b, tensor_1d(NULL, DT_U8, ops->attention_bwd_work(base)), 0, 0);
     own.doc_start = doc;
     own.o = there(b, value_rows(HEADS), 0, 0);
     own.lse = there(b, f->lse, 0, 0);
@@ -186,12 +189,25 @@ static void check_multiprocessors(struct bed *b, int64_t width, int64_t groups, 
     struct cuda_dev *gpu = b->dev.impl;
     struct lane lane = {.dev = &b->dev, .err = &b->e};
     const int64_t heads = 4, seq = 1000;
-    struct tensor of_q = tensor_4d(NULL, DT_BF16, 2, seq, heads, width), of_k = tensor_4d(NULL, DT_BF16, 2, seq, groups, width);
-    struct attention_fwd_args f = {.q = there(b, of_q, 1, 1), .k = there(b, of_k, 2, 1), .v = there(b, of_k, 3, 1), .o = there(b, of_q, 0, 0),
-                                   .lse = there(b, tensor_3d(NULL, DT_F32, 2, heads, seq), 0, 0), .scale = 0.1, .window = window};
+    struct tensor of_q = tensor_4d(NULL, DT_BF16, 2, seq, heads, width),
+                  of_k = tensor_4d(NULL, DT_BF16, 2, seq, groups, width);
+    struct attention_fwd_args f = {.q = there(b, of_q, 1, 1),
+                                   .k = there(b, of_k, 2, 1),
+                                   .v = there(b, of_k, 3, 1),
+                                   .o = there(b, of_q, 0, 0),
+                                   .lse = there(b, tensor_3d(NULL, DT_F32, 2, heads, seq), 0, 0),
+                                   .scale = 0.1,
+                                   .window = window};
     f.work = there(b, tensor_1d(NULL, DT_U8, ops->attention_fwd_work(&f)), 0, 0);
     must(b, ops->attention_fwd(&lane, &f));
-    struct attention_bwd_args base = {.d_o = there(b, of_q, 4, 1), .q = f.q, .k = f.k, .v = f.v, .o = f.o, .lse = f.lse, .scale = 0.1, .window = window};
+    struct attention_bwd_args base = {.d_o = there(b, of_q, 4, 1),
+                                      .q = f.q,
+                                      .k = f.k,
+                                      .v = f.v,
+                                      .o = f.o,
+                                      .lse = f.lse,
+                                      .scale = 0.1,
+                                      .window = window};
     struct tensor work = there(b, tensor_1d(NULL, DT_U8, ops->attention_bwd_work(&base)), 0, 0);
     static const int counts[] = {0, 1, 7};
     struct grads g[countof(counts)];
@@ -204,7 +220,8 @@ static void check_multiprocessors(struct bed *b, int64_t width, int64_t groups, 
         must(b, ops->attention_bwd(&lane, &a));
     }
     gpu->sm_budget = all;
-    verdict(b, "the number of multiprocessors changes no bits of a backward", same_grads(b, &g[0], &g[1]) && same_grads(b, &g[0], &g[2]));
+    verdict(b, "the number of multiprocessors changes no bits of a backward",
+            same_grads(b, &g[0], &g[1]) && same_grads(b, &g[0], &g[2]));
     for (int i = 0; i < countof(counts); i++)
         drop_grads(b, &g[i]);
     struct tensor *rest[] = {&f.q, &f.k, &f.v, &f.o, &f.lse, &f.work, &base.d_o, &work};
@@ -239,11 +256,23 @@ int main(void)
     verdict(&b, "cuDNN is there", ((struct cuda_dev *)b.dev.impl)->dnn != NULL);
     const struct ops *ops = ops_for(&b.dev);
     struct lane lane = {.dev = &b.dev, .err = &b.e};
-    struct attention_fwd_args f = {.q = there(&b, rows(HEADS), 1, 1), .k = there(&b, rows(GROUPS), 2, 1), .v = there(&b, value_rows(GROUPS), 3, 1),
-                                   .o = there(&b, value_rows(HEADS), 0, 0), .lse = there(&b, tensor_3d(NULL, DT_F32, BATCH, HEADS, SEQ), 0, 0), .scale = 0.125};
+    struct attention_fwd_args f = {.q = there(&b, rows(HEADS), 1, 1),
+                                   .k = there(&b, rows(GROUPS), 2, 1),
+                                   .v = there(&b, value_rows(GROUPS), 3, 1),
+                                   .o = there(&b, value_rows(HEADS), 0, 0),
+                                   .lse = there(&b, tensor_3d(NULL, DT_F32, BATCH, HEADS, SEQ), 0, 0),
+                                   .scale = 0.125};
     f.work = there(&b, tensor_1d(NULL, DT_U8, ops->attention_fwd_work(&f)), 0, 0);
-    struct attention_bwd_args g = {.d_o = there(&b, value_rows(HEADS), 4, 1), .q = f.q, .k = f.k, .v = f.v, .o = f.o, .lse = f.lse, .dq = f.q, .dk = f.k,
-                                   .dv = f.v, .scale = 0.125};
+    struct attention_bwd_args g = {.d_o = there(&b, value_rows(HEADS), 4, 1),
+                                   .q = f.q,
+                                   .k = f.k,
+                                   .v = f.v,
+                                   .o = f.o,
+                                   .lse = f.lse,
+                                   .dq = f.q,
+                                   .dk = f.k,
+                                   .dv = f.v,
+                                   .scale = 0.125};
     for (int windowed = 0; windowed < 2; windowed++) {
         f.window = g.window = windowed ? 100 : 0;
         must(&b, ops->attention_fwd(&lane, &f));

@@ -1,10 +1,11 @@
-/* Ranks on one GPU: NCCL with one rank, thread ranks that share the device, and the loop that plays a link. Needs a GPU; "N passed, N
- * failed" comes last.
+/* Ranks on one GPU: NCCL with one rank, thread ranks that share the device, and the loop that plays a link. Needs a
+ * GPU; "N passed, N failed" comes last.
  *
  *   check_comm
  *
- * Started by a launcher (mpirun, or RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) with a GPU for each rank, it checks every
- * call over NCCL and measures what the links carry; `check_comm cpu` does the same without GPUs, over the launcher's own messages. */
+ * Started by a launcher (mpirun, or RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) with a GPU for each
+ * rank, it checks every call over NCCL and measures what the links carry; `check_comm cpu` does the same without GPUs,
+ * over the launcher's own messages. */
 #include "comm/comm.h"
 
 #include <stdlib.h>
@@ -22,7 +23,7 @@ static int result(const char *name, int st, const struct err *e)
     return st;
 }
 
-/* ---- tensors on the device, with values that depend on the rank ------------------------------------------------------------- */
+/* ---- tensors on the device, with values that depend on the rank ------------------------------ */
 
 static double value(int rank, int64_t i)
 {
@@ -55,8 +56,8 @@ static int compare(struct dev *d, const struct tensor *t, want_fn *want, int ran
         st = dev_fetch(d, t, &host, e);
     for (int64_t i = 0; st == ST_OK && i < tensor_elems(t); i++)
         if (tensor_get(&host, i) != want(t->dtype, ranks, i))
-            st = err_set(e, ST_INVALID, "%s, %d ranks: element %lld is %.9g instead of %.9g", dtype_name(t->dtype), ranks, (long long)i, tensor_get(&host, i),
-                         want(t->dtype, ranks, i));
+            st = err_set(e, ST_INVALID, "%s, %d ranks: element %lld is %.9g instead of %.9g", dtype_name(t->dtype),
+                         ranks, (long long)i, tensor_get(&host, i), want(t->dtype, ranks, i));
     dev_fetched(d, &host);
     return st;
 }
@@ -79,7 +80,7 @@ static double serial_sum(enum dtype type, int ranks, int64_t i)
     return rounded(type, sum);
 }
 
-/* ---- the same calls on any world ------------------------------------------------------------------------------------------------ */
+/* ---- the same calls on any world ------------------------------------------------------------- */
 
 static int sums(struct world *w, struct dev *d, struct lane *l, enum dtype type, int64_t n, struct err *e)
 {
@@ -93,7 +94,8 @@ static int sums(struct world *w, struct dev *d, struct lane *l, enum dtype type,
     TRY(comm_all_reduce(all, l, "sum", &x, &work));
     TRY(compare(d, &x, serial_sum, ranks, e));
     TRY(comm_group_begin(all, l, "bucket"));
-    struct tensor own = tensor_1d((char *)y.data + min_i64(me * piece, n) * (int64_t)dtype_bytes(type), type, min_i64(piece, n - min_i64(me * piece, n)));
+    struct tensor own = tensor_1d((char *)y.data + min_i64(me * piece, n) * (int64_t)dtype_bytes(type), type,
+                                  min_i64(piece, n - min_i64(me * piece, n)));
     TRY(comm_sum_pieces(all, l, "pieces", &y, (struct piece_slice){.piece = piece, .n = piece}, &own, false, &work));
     TRY(comm_group_end(all, l));
     TRY(comm_all_gather(all, l, "back", &y, piece));
@@ -166,7 +168,7 @@ static int all_calls(struct world *w, struct dev *d, struct err *e)
     return messages(w, d, &l, e);
 }
 
-/* ---- captured: the exchange and the sum are replayed on new values ------------------------------------------------------------- */
+/* ---- captured: the exchange and the sum are replayed on new values --------------------------- */
 
 static double doubled_value(enum dtype type, int ranks, int64_t i) { return rounded(type, value(ranks, i)); }
 
@@ -211,11 +213,13 @@ static int captured(struct world *w, struct dev *d, struct err *e)
     return ST_OK;
 }
 
-/* ---- the worlds ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- the worlds ------------------------------------------------------------------------------ */
 
-static int with_world(enum comm_kind kind, struct dev *d, int (*fn)(struct world *w, struct dev *d, struct err *e), struct err *e)
+static int with_world(enum comm_kind kind, struct dev *d, int (*fn)(struct world *w, struct dev *d, struct err *e),
+                      struct err *e)
 {
-    const struct world_opts o = {.kind = kind, .timeout = 20, .loop_rate = 400e9, .loop_latency = 10e-6, .loop_ranks = 8};
+    const struct world_opts o = {
+        .kind = kind, .timeout = 20, .loop_rate = 400e9, .loop_latency = 10e-6, .loop_ranks = 8};
     struct world *w;
     TRY(world_open(&w, &o, e));
     int st = world_device(w, d, e);
@@ -255,22 +259,25 @@ static int loop_time(struct world *w, struct dev *d, struct err *e)
             TRY(comm_all_to_all(world_comm(w), &l, "rows", &a, &b, &none, &none));
         TRY(d->vt->sync(d, e));
         double took = (time_now() - start) / REPEATS, want = 10e-6 + (double)bytes * 7 / 8 / 400e9;
-        printf("  loop: %lld MiB in %.1f us, a link of 400 GB/s and 10 us among 8 ranks takes %.1f us\n", (long long)mib[s], took * 1e6, want * 1e6);
+        printf("  loop: %lld MiB in %.1f us, a link of 400 GB/s and 10 us among 8 ranks takes %.1f us\n",
+               (long long)mib[s], took * 1e6, want * 1e6);
         if (took < want)
-            return err_set(e, ST_INVALID, "%lld MiB took %.1f us, less than %.1f us", (long long)mib[s], took * 1e6, want * 1e6);
+            return err_set(e, ST_INVALID, "%lld MiB took %.1f us, less than %.1f us", (long long)mib[s], took * 1e6,
+                           want * 1e6);
         d->vt->free(d, a.data);
         d->vt->free(d, b.data);
     }
     return ST_OK;
 }
 
-/* ---- several processes ----------------------------------------------------------------------------------------------------------------- */
+/* ---- several processes ----------------------------------------------------------------------- */
 
 enum measured { ALL_TO_ALL, REDUCE_SCATTER, ALL_GATHER, MEASURED };
 
 static int call_once(enum measured what, struct comm *c, struct lane *l, struct tensor *a, struct tensor *b)
 {
-    struct tensor none = {0}, flat = tensor_1d(a->data, DT_F32, tensor_elems(a)), work = tensor_1d(b->data, DT_F32, tensor_elems(b));
+    struct tensor none = {0}, flat = tensor_1d(a->data, DT_F32, tensor_elems(a)),
+                  work = tensor_1d(b->data, DT_F32, tensor_elems(b));
     if (what == ALL_TO_ALL)
         return comm_all_to_all(c, l, "rows", a, b, &none, &none);
     int64_t piece = tensor_elems(&flat) / c->size;
@@ -306,8 +313,9 @@ static int measure_links(struct world *w, struct dev *d, struct err *e)
             TRY(world_sync(w, names[what], e));
             double took = (time_now() - start) / repeats;
             if (world_rank(w) == 0)
-                printf("link %-14s %2d ranks %7lld KiB %10.1f us %8.2f GB/s out of each\n", names[what], c->size, (long long)(tensor_bytes(&a) >> 10),
-                       took * 1e6, (double)tensor_bytes(&a) * (c->size - 1) / c->size / took * 1e-9);
+                printf("link %-14s %2d ranks %7lld KiB %10.1f us %8.2f GB/s out of each\n", names[what], c->size,
+                       (long long)(tensor_bytes(&a) >> 10), took * 1e6,
+                       (double)tensor_bytes(&a) * (c->size - 1) / c->size / took * 1e-9);
         }
         d->vt->free(d, a.data);
         d->vt->free(d, b.data);
@@ -356,7 +364,10 @@ int main(int argc, char **argv)
     for (int ranks = 1; ranks <= 4; ranks++) {
         char name[32];
         snprintf(name, sizeof name, "threads: %d ranks", ranks);
-        result(name, world_threads(&(struct world_opts){.kind = COMM_THREADS, .ranks = ranks, .timeout = 30}, rank_fn, NULL, &e), &e);
+        result(
+            name,
+            world_threads(&(struct world_opts){.kind = COMM_THREADS, .ranks = ranks, .timeout = 30}, rank_fn, NULL, &e),
+            &e);
     }
     result("nccl, one rank: every call", with_world(COMM_NCCL, &d, all_calls, &e), &e);
     result("nccl, one rank: captured", with_world(COMM_NCCL, &d, captured, &e), &e);

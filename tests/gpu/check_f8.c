@@ -155,7 +155,7 @@ static void check_nonfinite(struct dev *d, struct tally *t, struct err *e)
     }
 }
 
-/* ---- act8 ----------------------------------------------------------------------------------- */
+/* ---- act8 ------------------------------------------------------------------------------------ */
 
 static bool same(struct dev *d, const struct tensor *a, const struct tensor *b, struct err *e)
 {

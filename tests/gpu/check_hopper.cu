@@ -1,6 +1,6 @@
-/* The Hopper helper header alone: products of small integers, exact in fp32, for all four pairs of operand majorness and
- * all widths, through bulk copies, mbarriers and wgmma; the left operand from registers, with the right one as 8 x 8 matrices
- * without swizzle; transposed matrices and sums by bulk copies. Prints "N passed, N failed" last. */
+/* The Hopper helper header alone: products of small integers, exact in fp32, for all four pairs of operand majorness
+ * and all widths, through bulk copies, mbarriers and wgmma; the left operand from registers, with the right one as 8 x
+ * 8 matrices without swizzle; transposed matrices and sums by bulk copies. Prints "N passed, N failed" last. */
 #include "ops/cuda/hopper.cuh"
 
 #include <stdlib.h>
@@ -45,8 +45,8 @@ __global__ void product(const __grid_constant__ CUtensorMap ma, const __grid_con
 #endif
 }
 
-/* The same with A from registers, K-major in memory, and B one row of 64 values at a time. The result leaves transposed, through
- * shared memory as bf16, and c through an addition by a bulk copy. */
+/* The same with A from registers, K-major in memory, and B one row of 64 values at a time. The result leaves
+ * transposed, through shared memory as bf16, and c through an addition by a bulk copy. */
 template <int N>
 __global__ void product_left(const bf16 *a, const __grid_constant__ CUtensorMap mb, float *c, bf16 *transposed)
 {
@@ -84,10 +84,12 @@ __global__ void product_left(const bf16 *a, const __grid_constant__ CUtensorMap 
     for (int j = 0; j < N / 8; j += 2) {
         uint32_t part[4];
         for (int i = 0; i < 4; i++) {
-            __nv_bfloat162 p = __floats2bfloat162_rn(d[4 * (j + i / 2) + i % 2 * 2], d[4 * (j + i / 2) + i % 2 * 2 + 1]);
+            __nv_bfloat162 p =
+                __floats2bfloat162_rn(d[4 * (j + i / 2) + i % 2 * 2], d[4 * (j + i / 2) + i % 2 * 2 + 1]);
             part[i] = *(uint32_t *)&p;
         }
-        store_matrices_t(smem_address(rows + ((j + lane / 16) * 8 + lane % 8) * 64 + w * 16 + lane / 8 % 2 * 8), part[0], part[1], part[2], part[3]);
+        store_matrices_t(smem_address(rows + ((j + lane / 16) * 8 + lane % 8) * 64 + w * 16 + lane / 8 % 2 * 8),
+                         part[0], part[1], part[2], part[3]);
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < N * 64; i += 128)
@@ -107,8 +109,7 @@ __global__ void product_left(const bf16 *a, const __grid_constant__ CUtensorMap 
 }
 
 /* A from registers, B as 8 x 8 matrices without swizzle, one step of 16 along K after the other: [K / 16][N / 8][2]. */
-template <int N>
-__global__ void product_matrices(const bf16 *a, const bf16 *b, float *c)
+template <int N> __global__ void product_matrices(const bf16 *a, const bf16 *b, float *c)
 {
 #if HOPPER_CODE
     DYNAMIC_SHARED(char, raw, 1);
@@ -173,7 +174,8 @@ template <int N, int A_MN, int B_MN> static int check(struct lane *l)
     cudaFree(a);
     cudaFree(b);
     cudaFree(c);
-    printf("%s wgmma 64x%d, A %s-major, B %s-major: %d wrong\n", wrong ? "not ok" : "ok", N, A_MN ? "MN" : "K", B_MN ? "MN" : "K", wrong);
+    printf("%s wgmma 64x%d, A %s-major, B %s-major: %d wrong\n", wrong ? "not ok" : "ok", N, A_MN ? "MN" : "K",
+           B_MN ? "MN" : "K", wrong);
     return wrong ? err_set(l->err, ST_INTERNAL, "%d wrong", wrong) : ST_OK;
 }
 
@@ -201,7 +203,8 @@ template <int N> static int check_left(struct lane *l)
             int i = t / 32 * 16 + t % 32 / 4 + x / 2 % 2 * 8, j = x / 4 * 8 + t % 4 * 2 + x % 2, sum = 0;
             for (int k = 0; k < K; k++)
                 sum += value((i * K + k) * 3 + 1) * value((j * K + k) * 3 + 2);
-            wrong += c[x * 128 + t] != (float)sum + 1000 || __bfloat162float(transposed[j * 64 + i]) != __bfloat162float(__float2bfloat16((float)sum));
+            wrong += c[x * 128 + t] != (float)sum + 1000 ||
+                     __bfloat162float(transposed[j * 64 + i]) != __bfloat162float(__float2bfloat16((float)sum));
         }
     cudaFree(a);
     cudaFree(b);
@@ -259,8 +262,8 @@ int main(void)
     struct lane lane = {&dev, 0, &e, NULL};
     int failed = check_width<64>(&lane) + check_width<128>(&lane) + check_width<256>(&lane);
     failed += (check_left<64>(&lane) != ST_OK) + (check_left<128>(&lane) != ST_OK);
-    failed += (check_matrices<16>(&lane) != ST_OK) + (check_matrices<32>(&lane) != ST_OK) + (check_matrices<48>(&lane) != ST_OK) +
-              (check_matrices<64>(&lane) != ST_OK);
+    failed += (check_matrices<16>(&lane) != ST_OK) + (check_matrices<32>(&lane) != ST_OK) +
+              (check_matrices<48>(&lane) != ST_OK) + (check_matrices<64>(&lane) != ST_OK);
     if (e.code != ST_OK)
         printf("# %s\n", e.msg);
     dev_close(&dev);

@@ -1,5 +1,5 @@
-/* What recompute relies on: streams and norms of an mHC boundary recomputed, from coefficients that were kept, have the same
- * bits, whichever kernels made them first. And fused kernels against separate ones. Needs a GPU;
+/* What recompute relies on: streams and norms of an mHC boundary recomputed, from coefficients that were kept, have the
+ * same bits, whichever kernels made them first. And fused kernels against separate ones. Needs a GPU;
  * "N passed, N failed" comes last.
  *
  *   check_mhc [SEED]...     default: 5 */
@@ -45,13 +45,26 @@ static struct mhc_boundary_fwd_args again(const struct replay *r)
 {
     const struct op_call *c = &r->there;
 #define T(name) (c->t[arg_of(r, #name)])
-    return (struct mhc_boundary_fwd_args){
-        .x = T(x), .f = T(f), .bias = T(bias), .coef_in = T(coef_in), .gain = T(gain), .y = T(y), .stat = T(stat), .coef = T(coef), .h = T(h),
-        .work = T(work),
-        .rule = {.streams = (int64_t)op_attr(c, "streams"), .profile = op_attr(c, "profile") != 0 ? MHC_S : MHC_D,
-                 .iterations = (int64_t)op_attr(c, "iterations")},
-        .drop = {.p = op_attr(c, "p"), .key = (uint64_t)op_attr(c, "key"), .seq = (int64_t)op_attr(c, "seq"), .info = T(info)},
-        .eps = op_attr(c, "eps"), .zero_centered = op_attr(c, "zero_centered") != 0, .reuse = true};
+    return (struct mhc_boundary_fwd_args){.x = T(x),
+                                          .f = T(f),
+                                          .bias = T(bias),
+                                          .coef_in = T(coef_in),
+                                          .gain = T(gain),
+                                          .y = T(y),
+                                          .stat = T(stat),
+                                          .coef = T(coef),
+                                          .h = T(h),
+                                          .work = T(work),
+                                          .rule = {.streams = (int64_t)op_attr(c, "streams"),
+                                                   .profile = op_attr(c, "profile") != 0 ? MHC_S : MHC_D,
+                                                   .iterations = (int64_t)op_attr(c, "iterations")},
+                                          .drop = {.p = op_attr(c, "p"),
+                                                   .key = (uint64_t)op_attr(c, "key"),
+                                                   .seq = (int64_t)op_attr(c, "seq"),
+                                                   .info = T(info)},
+                                          .eps = op_attr(c, "eps"),
+                                          .zero_centered = op_attr(c, "zero_centered") != 0,
+                                          .reuse = true};
 }
 
 static struct mhc_combine_fwd_args combine_again(const struct replay *r)
@@ -59,14 +72,21 @@ static struct mhc_combine_fwd_args combine_again(const struct replay *r)
     const struct op_call *c = &r->there;
     struct mhc_boundary_fwd_args b = again(r);
     int64_t n = b.rule.streams;
-    return (struct mhc_combine_fwd_args){.x = b.x, .f = b.f, .bias = b.bias, .post = tensor_cols(&T(coef_in), n, n),
-                                         .res = tensor_cols(&T(coef_in), 2 * n, n * n), .y = b.y, .rule = b.rule, .drop = b.drop};
+    return (struct mhc_combine_fwd_args){.x = b.x,
+                                         .f = b.f,
+                                         .bias = b.bias,
+                                         .post = tensor_cols(&T(coef_in), n, n),
+                                         .res = tensor_cols(&T(coef_in), 2 * n, n * n),
+                                         .y = b.y,
+                                         .rule = b.rule,
+                                         .drop = b.drop};
 }
 
 static bool same(struct replay *r, const char *name, const char *first, struct err *e)
 {
     char *now = bytes_of(r, name, e);
-    bool ok = now != NULL && first != NULL && memcmp(first, now, (size_t)tensor_bytes(&r->host.t[arg_of(r, name)])) == 0;
+    bool ok =
+        now != NULL && first != NULL && memcmp(first, now, (size_t)tensor_bytes(&r->host.t[arg_of(r, name)])) == 0;
     free(now);
     return ok;
 }
@@ -75,24 +95,29 @@ static bool same(struct replay *r, const char *name, const char *first, struct e
 static int check(struct dev *dev, const char *text, uint64_t seed)
 {
     struct err e = {0};
-    struct replay r = {.dev = dev, .lane = {.dev = dev, .err = &e}, .ops = ops_for(dev), .desc = op_find("mhc_boundary_fwd")};
+    struct replay r = {
+        .dev = dev, .lane = {.dev = dev, .err = &e}, .ops = ops_for(dev), .desc = op_find("mhc_boundary_fwd")};
     struct op_sample sample = {text};
     char *y = NULL, *h = NULL, *stat = NULL;
-    bool ok = op_call_sample(&r.host, r.desc, &sample, r.ops, &e) == ST_OK && op_call_alloc(&r.host, &r.block, seed, false, &e) == ST_OK &&
-              op_send(&r.host, &r.block, dev, &r.there, &r.base, &e) == ST_OK && op_call_run(r.ops, &r.lane, &r.there) == ST_OK;
+    bool ok = op_call_sample(&r.host, r.desc, &sample, r.ops, &e) == ST_OK &&
+              op_call_alloc(&r.host, &r.block, seed, false, &e) == ST_OK &&
+              op_send(&r.host, &r.block, dev, &r.there, &r.base, &e) == ST_OK &&
+              op_call_run(r.ops, &r.lane, &r.there) == ST_OK;
     if (ok) {
         y = bytes_of(&r, "y", &e);
         h = bytes_of(&r, "h", &e);
         stat = bytes_of(&r, "stat", &e);
         struct mhc_boundary_fwd_args both = again(&r);
-        ok = wipe(&r, "y", &e) == ST_OK && wipe(&r, "h", &e) == ST_OK && r.ops->mhc_boundary_fwd(&r.lane, &both) == ST_OK &&
-             same(&r, "y", y, &e) && same(&r, "h", h, &e) && same(&r, "stat", stat, &e);
+        ok = wipe(&r, "y", &e) == ST_OK && wipe(&r, "h", &e) == ST_OK &&
+             r.ops->mhc_boundary_fwd(&r.lane, &both) == ST_OK && same(&r, "y", y, &e) && same(&r, "h", h, &e) &&
+             same(&r, "stat", stat, &e);
     }
     if (ok) {
         struct mhc_combine_fwd_args combine = combine_again(&r);
         ok = wipe(&r, "y", &e) == ST_OK && r.ops->mhc_combine_fwd(&r.lane, &combine) == ST_OK && same(&r, "y", y, &e);
     }
-    printf("%s replay of mhc_boundary_fwd [%s] %s%s%s\n", ok ? "ok" : "not ok", dtype_name(dev->real), text, e.msg[0] ? ": " : "", e.msg);
+    printf("%s replay of mhc_boundary_fwd [%s] %s%s%s\n", ok ? "ok" : "not ok", dtype_name(dev->real), text,
+           e.msg[0] ? ": " : "", e.msg);
     if (r.base != NULL)
         dev->vt->free(dev, r.base);
     op_call_free(&r.block);
@@ -102,7 +127,8 @@ static int check(struct dev *dev, const char *text, uint64_t seed)
     return ok;
 }
 
-/* The largest difference of a tensor to what was kept of it, beside its largest value; not a number if either has one. */
+/* The largest difference of a tensor to what was kept of it, beside its largest value; not a number if either has one.
+ * */
 static double differs(struct replay *r, const char *name, const char *first, struct err *e)
 {
     char *now = bytes_of(r, name, e);
@@ -120,8 +146,9 @@ static double differs(struct replay *r, const char *name, const char *first, str
     return !ok ? NAN : scale > 0 ? most / scale : most;
 }
 
-/* 1 if the kernels that are chosen (one pass of clusters, two passes) give the bits of y that separate kernels give, and the rest to within what the order of sums explains: h is rounded to bf16
- * (a step is 1/256 at least of a value, 1/128 at most), and so may be coefficients. */
+/* 1 if the kernels that are chosen (one pass of clusters, two passes) give the bits of y that separate kernels give,
+ * and the rest to within what the order of sums explains: h is rounded to bf16 (a step is 1/256 at least of a value,
+ * 1/128 at most), and so may be coefficients. */
 static int compare_kernels(struct dev *dev, const char *text, uint64_t seed)
 {
     static const struct {
@@ -129,13 +156,15 @@ static int compare_kernels(struct dev *dev, const char *text, uint64_t seed)
         double allowed, rounded; /* rounded: with coefficients in bf16 */
     } outs[] = {{"stat", 2e-5, 1e-2}, {"coef", 2e-5, 8e-3}, {"h", 8e-3, 1.6e-2}};
     struct err e = {0};
-    struct replay r = {.dev = dev, .lane = {.dev = dev, .err = &e}, .ops = ops_for(dev), .desc = op_find("mhc_boundary_fwd")};
+    struct replay r = {
+        .dev = dev, .lane = {.dev = dev, .err = &e}, .ops = ops_for(dev), .desc = op_find("mhc_boundary_fwd")};
     struct op_sample sample = {text};
     char *y = NULL, *kept[countof(outs)] = {0};
     double apart[countof(outs)] = {0};
-    bool ok = op_call_sample(&r.host, r.desc, &sample, r.ops, &e) == ST_OK && op_call_alloc(&r.host, &r.block, seed, false, &e) == ST_OK &&
-              op_send(&r.host, &r.block, dev, &r.there, &r.base, &e) == ST_OK && op_call_set(&r.there, "kernels", MHC_KERNELS_PRIMITIVE) &&
-              op_call_run(r.ops, &r.lane, &r.there) == ST_OK;
+    bool ok = op_call_sample(&r.host, r.desc, &sample, r.ops, &e) == ST_OK &&
+              op_call_alloc(&r.host, &r.block, seed, false, &e) == ST_OK &&
+              op_send(&r.host, &r.block, dev, &r.there, &r.base, &e) == ST_OK &&
+              op_call_set(&r.there, "kernels", MHC_KERNELS_PRIMITIVE) && op_call_run(r.ops, &r.lane, &r.there) == ST_OK;
     if (ok) {
         bool rounded = op_attr(&r.there, "round_bf16") != 0;
         y = bytes_of(&r, "y", &e);
@@ -143,15 +172,16 @@ static int compare_kernels(struct dev *dev, const char *text, uint64_t seed)
             kept[i] = bytes_of(&r, outs[i].name, &e);
             ok = ok && wipe(&r, outs[i].name, &e) == ST_OK;
         }
-        ok = ok && wipe(&r, "y", &e) == ST_OK && op_call_set(&r.there, "kernels", MHC_KERNELS_AUTO) && op_call_run(r.ops, &r.lane, &r.there) == ST_OK && same(&r, "y", y, &e);
+        ok = ok && wipe(&r, "y", &e) == ST_OK && op_call_set(&r.there, "kernels", MHC_KERNELS_AUTO) &&
+             op_call_run(r.ops, &r.lane, &r.there) == ST_OK && same(&r, "y", y, &e);
         for (int i = 0; ok && i < countof(outs); i++) {
             apart[i] = differs(&r, outs[i].name, kept[i], &e);
             if (!(apart[i] <= (rounded ? outs[i].rounded : outs[i].allowed)))
                 ok = false;
         }
     }
-    printf("%s mhc_boundary_fwd by fused and by separate kernels, %s: stat %.1e, coef %.1e, h %.1e apart%s%s\n", ok ? "ok" : "not ok", text, apart[0], apart[1], apart[2],
-           e.msg[0] ? ": " : "", e.msg);
+    printf("%s mhc_boundary_fwd by fused and by separate kernels, %s: stat %.1e, coef %.1e, h %.1e apart%s%s\n",
+           ok ? "ok" : "not ok", text, apart[0], apart[1], apart[2], e.msg[0] ? ": " : "", e.msg);
     if (r.base != NULL)
         dev->vt->free(dev, r.base);
     op_call_free(&r.block);
@@ -163,14 +193,21 @@ static int compare_kernels(struct dev *dev, const char *text, uint64_t seed)
 
 int main(int argc, char **argv)
 {
-    static const char *const samples[] = {"rows=130 d=128 p=0.1 seq=7", "rows=130 d=128 profile=1 no_bias=1", "rows=77 d=64", "rows=9 d=2048 no_bias=1",
-                                          "rows=33 d=24", "rows=130 d=256 p=0.1 seq=7", "rows=40 d=512 profile=1 no_bias=1",               "rows=17 d=33 streams=3 p=0.5"};
-    static const char *const fused[] = {"rows=1 d=256", "rows=17 d=256 no_bias=1", "rows=15 d=512 profile=1 zero_centered=1", "rows=16 d=768 no_gain=1 no_bias=1 p=0.1 seq=7",
-                                       "rows=37 d=1024 profile=1 p=0.25 seq=5 round_bf16=1", "rows=300 d=2048 no_bias=1", "rows=33 d=2048 round_bf16=1",
-                                       "rows=140 d=4096 no_bias=1", "rows=2200 d=256 no_bias=1", "rows=70 d=1280 no_bias=1",
-                                       "rows=50 d=1792", "rows=50 d=3840 profile=1 no_bias=1",
-                                       /* too wide for clusters */
-                                       "rows=17 d=4352 p=0.25 seq=5", "rows=70 d=7168 zero_centered=1 no_bias=1"};
+    static const char *const samples[] = {"rows=130 d=128 p=0.1 seq=7",
+                                          "rows=130 d=128 profile=1 no_bias=1",
+                                          "rows=77 d=64",
+                                          "rows=9 d=2048 no_bias=1",
+                                          "rows=33 d=24",
+                                          "rows=130 d=256 p=0.1 seq=7",
+                                          "rows=40 d=512 profile=1 no_bias=1",
+                                          "rows=17 d=33 streams=3 p=0.5"};
+    static const char *const fused[] = {
+        "rows=1 d=256", "rows=17 d=256 no_bias=1", "rows=15 d=512 profile=1 zero_centered=1",
+        "rows=16 d=768 no_gain=1 no_bias=1 p=0.1 seq=7", "rows=37 d=1024 profile=1 p=0.25 seq=5 round_bf16=1",
+        "rows=300 d=2048 no_bias=1", "rows=33 d=2048 round_bf16=1", "rows=140 d=4096 no_bias=1",
+        "rows=2200 d=256 no_bias=1", "rows=70 d=1280 no_bias=1", "rows=50 d=1792", "rows=50 d=3840 profile=1 no_bias=1",
+        /* too wide for clusters */
+        "rows=17 d=4352 p=0.25 seq=5", "rows=70 d=7168 zero_centered=1 no_bias=1"};
     int passed = 0, failed = 0, seeds = argc > 1 ? argc - 1 : 1;
     /* With few multiprocessors each block has many tiles. */
     static const struct dev_gpu devices[] = {{.fp32 = false}, {.sms = 16}, {.fp32 = true}};

@@ -1,12 +1,15 @@
-/* The fused boundary is as exact as separate kernels are: for the same bf16 inputs, every output of both ways against the double reference, forward and backward with
- * all parameters' gradients, root mean square errors side by side. Needs a GPU; "N passed, N failed" comes last.
+/* The fused boundary is as exact as separate kernels are: for the same bf16 inputs, every output of both ways against
+ * the double reference, forward and backward with all parameters' gradients, root mean square errors side by side.
+ * Needs a GPU; "N passed, N failed" comes last.
  *
  *   check_mhc_error [SEED]...     default: 5
  *
- * What both ways have in common is large: streams and norms are rounded to bf16 (2^-9 of a value at most), and so is the stream that is projected. Their errors
- * then differ by chance alone: for one input by CHANCE at most, in the mean over all inputs by MARGIN. Outputs that no rounding to bf16 touches have errors of some 1e-7, of
- * fp32 and of the order of sums: below FLOOR, the way fp32 sums and divisions round is no loss of exactness. Gradients of the three scales are one number each, a sum
- * over all rows that cancels in part: SCALAR_FLOOR. The backward pass gets what the forward pass of separate kernels left. */
+ * What both ways have in common is large: streams and norms are rounded to bf16 (2^-9 of a value at most), and so is
+ * the stream that is projected. Their errors then differ by chance alone: for one input by CHANCE at most, in the mean
+ * over all inputs by MARGIN. Outputs that no rounding to bf16 touches have errors of some 1e-7, of fp32 and of the
+ * order of sums: below FLOOR, the way fp32 sums and divisions round is no loss of exactness. Gradients of the three
+ * scales are one number each, a sum over all rows that cancels in part: SCALAR_FLOOR. The backward pass gets what the
+ * forward pass of separate kernels left. */
 #include "ops/opcheck.h"
 #include "ops/ops.h"
 
@@ -51,7 +54,8 @@ struct one {
     struct op_call call;
     struct op_block block;
 };
-static int one_open(struct one *o, const char *op, const char *text, const struct ops *ops, uint64_t seed, struct err *e)
+static int one_open(struct one *o, const char *op, const char *text, const struct ops *ops, uint64_t seed,
+                    struct err *e)
 {
     struct op_sample s = {text};
     *o = (struct one){0};
@@ -126,12 +130,14 @@ static void check_means(struct counts *n)
         const struct mean *m = &n->means[i];
         double ratio = sqrt(m->squares / m->count);
         bool ok = ratio <= MARGIN;
-        printf("%s %s%s%s %s: error of the fused way %.3f of the separate kernels', %d inputs\n", ok ? "ok" : "not ok", m->op, m->way[0] != '\0' ? " " : "", m->way, m->name, ratio, m->count);
+        printf("%s %s%s%s %s: error of the fused way %.3f of the separate kernels', %d inputs\n", ok ? "ok" : "not ok",
+               m->op, m->way[0] != '\0' ? " " : "", m->way, m->name, ratio, m->count);
         count(n, ok);
     }
 }
 
-static void compare(const struct op_call *separate, const struct op_call *fused, const struct op_call *exact, const char *way, const struct input *in, struct counts *n)
+static void compare(const struct op_call *separate, const struct op_call *fused, const struct op_call *exact,
+                    const char *way, const struct input *in, struct counts *n)
 {
     bool ok = true;
     char line[1024] = "";
@@ -140,14 +146,17 @@ static void compare(const struct op_call *separate, const struct op_call *fused,
         if (!is_output(exact, i))
             continue;
         double apart = error_of(&separate->t[i], &exact->t[i]), both = error_of(&fused->t[i], &exact->t[i]);
-        bool scalar = tensor_elems(&exact->t[i]) == 1, small = both <= (scalar ? SCALAR_FLOOR : FLOOR), worse = !(small || both <= CHANCE * apart);
+        bool scalar = tensor_elems(&exact->t[i]) == 1, small = both <= (scalar ? SCALAR_FLOOR : FLOOR),
+             worse = !(small || both <= CHANCE * apart);
         ok = ok && !worse;
         if (!scalar)
             add_to_mean(n, exact->desc->name, way, exact->desc->args[i].name, small ? 1 : both / apart);
-        at += (size_t)snprintf(line + at, at < sizeof line ? sizeof line - at : 0, "%s %s%s %.2e (%.2e)", at > 0 ? "," : "", worse ? "WORSE " : "", exact->desc->args[i].name, both, apart);
+        at += (size_t)snprintf(line + at, at < sizeof line ? sizeof line - at : 0, "%s %s%s %.2e (%.2e)",
+                               at > 0 ? "," : "", worse ? "WORSE " : "", exact->desc->args[i].name, both, apart);
         at = at < sizeof line ? at : sizeof line - 1;
     }
-    printf("%s %s [%s%s%s, w %g alpha %g], error fused (separate):%s\n", ok ? "ok" : "not ok", exact->desc->name, in->text, way[0] != '\0' ? " " : "", way, in->w, in->alpha, line);
+    printf("%s %s [%s%s%s, w %g alpha %g], error fused (separate):%s\n", ok ? "ok" : "not ok", exact->desc->name,
+           in->text, way[0] != '\0' ? " " : "", way, in->w, in->alpha, line);
     count(n, ok);
 }
 
@@ -161,8 +170,10 @@ static void give_backward(struct op_call *back, const struct op_call *forward)
     }
 }
 
-/* One op: the separate kernels, then every way that is fused. ways end with NULL; "" is the one that is chosen by itself. before: the forward pass, for the backward. */
-static int check_op(struct dev *dev, const char *op, const struct input *in, uint64_t seed, const char *const *ways, const struct one *before, struct one *separate, struct counts *n, struct err *e)
+/* One op: the separate kernels, then every way that is fused. ways end with NULL; "" is the one that is chosen by
+ * itself. before: the forward pass, for the backward. */
+static int check_op(struct dev *dev, const char *op, const struct input *in, uint64_t seed, const char *const *ways,
+                    const struct one *before, struct one *separate, struct counts *n, struct err *e)
 {
     struct one exact = {0}, fused = {0};
     const struct ops *ops = ops_for(dev);
@@ -174,7 +185,8 @@ static int check_op(struct dev *dev, const char *op, const struct input *in, uin
         snprintf(text, sizeof text, "%s %s", in->text, w < 0 ? "kernels=2" : ways[w]);
         TRY_OUT(one_open(o, op, text, ops, seed, e));
         scale_values(&o->call, "w", in->w);
-        scale_values(&o->call, "a_pre", in->alpha), scale_values(&o->call, "a_post", in->alpha), scale_values(&o->call, "a_res", in->alpha);
+        scale_values(&o->call, "a_pre", in->alpha), scale_values(&o->call, "a_post", in->alpha),
+            scale_values(&o->call, "a_res", in->alpha);
         if (before != NULL)
             give_backward(&o->call, &before->call);
         if (w < 0)
@@ -213,16 +225,13 @@ static void check(struct dev *dev, const struct input *in, uint64_t seed, struct
 
 int main(int argc, char **argv)
 {
-    /* Gates near the middle of their range, as training begins; over all of it; and at its ends, where few logits decide. A block of channels, several, with parts of tiles; both profiles. */
+    /* Gates near the middle of their range, as training begins; over all of it; and at its ends, where few logits
+     * decide. A block of channels, several, with parts of tiles; both profiles. */
     static const struct input inputs[] = {
-        {"rows=300 d=256 no_bias=1", 0.02, 0.1},
-        {"rows=300 d=256 no_bias=1 profile=1", 0.1, 1},
-        {"rows=300 d=256 no_bias=1", 0.3, 1},
-        {"rows=137 d=2048 no_bias=1", 0.01, 0.1},
-        {"rows=137 d=2048 no_bias=1", 0.03, 1},
-        {"rows=137 d=2048 no_bias=1 profile=1", 0.1, 1},
-        {"rows=257 d=4096 no_bias=1", 0.02, 1},
-        {"rows=60 d=7168 no_bias=1", 0.02, 1},
+        {"rows=300 d=256 no_bias=1", 0.02, 0.1}, {"rows=300 d=256 no_bias=1 profile=1", 0.1, 1},
+        {"rows=300 d=256 no_bias=1", 0.3, 1},    {"rows=137 d=2048 no_bias=1", 0.01, 0.1},
+        {"rows=137 d=2048 no_bias=1", 0.03, 1},  {"rows=137 d=2048 no_bias=1 profile=1", 0.1, 1},
+        {"rows=257 d=4096 no_bias=1", 0.02, 1},  {"rows=60 d=7168 no_bias=1", 0.02, 1},
         {"rows=200 d=192 no_bias=1", 0.05, 1},
     };
     struct counts n = {0};

@@ -10,7 +10,8 @@
  *     --sms=N      use so many multiprocessors: blocks walk over more tiles
  *     --samples=N  only the first N samples of each op
  *     --only=TEXT  only samples whose text holds this
- *     --most=N     only samples of at most N million operations and N MB: for the emulator (tests/emu); those left out are counted
+ *     --most=N     only samples of at most N million operations and N MB: for the emulator (tests/emu); those left out
+ *                  are counted
  *     --op=NAME    only this op
  *     PREFIX       only ops whose name starts so */
 #include "ops/opcheck.h"
@@ -30,22 +31,26 @@ struct tally {
     int passed, failed;
 };
 
-static bool check_sample(const struct op_desc *d, const struct op_sample *s, int number, struct dev *dev, const struct options *o, double *worst)
+static bool check_sample(const struct op_desc *d, const struct op_sample *s, int number, struct dev *dev,
+                         const struct options *o, double *worst)
 {
     struct op_check_result r = {0};
     struct err e = {0};
-    int st = o->repeat > 0 ? op_repeat_gpu(d, s, dev, o->repeat, &e) : op_compare_gpu(d, s, dev, 1 + (uint64_t)number, &r, &e);
+    int st = o->repeat > 0 ? op_repeat_gpu(d, s, dev, o->repeat, &e)
+                           : op_compare_gpu(d, s, dev, 1 + (uint64_t)number, &r, &e);
     if (st != ST_OK)
         printf("not ok %s [%s] %s: %s\n", d->name, dtype_name(dev->real), s->text, e.msg);
     else if (r.worst > 1)
-        printf("not ok %s [%s] %s: error is %.3g of what is allowed, at %s\n", d->name, dtype_name(dev->real), s->text, r.worst, r.where);
+        printf("not ok %s [%s] %s: error is %.3g of what is allowed, at %s\n", d->name, dtype_name(dev->real), s->text,
+               r.worst, r.where);
     *worst = r.worst > *worst ? r.worst : *worst;
     fflush(stdout);
     return st == ST_OK && r.worst <= 1;
 }
 
 /* Too much work for whoever runs this. An op that cannot be asked for its cost is not: its own check will say why. */
-static bool too_large(const struct op_desc *d, const struct op_sample *s, const struct options *o, const struct dev *dev)
+static bool too_large(const struct op_desc *d, const struct op_sample *s, const struct options *o,
+                      const struct dev *dev)
 {
     struct op_call c;
     struct op_cost cost = {0};
@@ -71,11 +76,14 @@ static void check_op(const struct op_desc *d, struct dev *dev, const struct opti
         bad += !check_sample(d, &d->samples[s], s, dev, o, &worst);
     }
     if (o->repeat > 0)
-        printf("%-22s %-5s %3d of %3d samples the same %d times\n", d->name, dtype_name(dev->real), n - bad, n, o->repeat);
+        printf("%-22s %-5s %3d of %3d samples the same %d times\n", d->name, dtype_name(dev->real), n - bad, n,
+               o->repeat);
     else
-        printf("%-22s %-5s %3d of %3d samples, worst error %.3f of the allowed\n", d->name, dtype_name(dev->real), n - bad, n, worst);
+        printf("%-22s %-5s %3d of %3d samples, worst error %.3f of the allowed\n", d->name, dtype_name(dev->real),
+               n - bad, n, worst);
     if (large > 0)
-        printf("%-22s %-5s %3d samples left out: more than %g million operations or MB\n", d->name, dtype_name(dev->real), large, o->most);
+        printf("%-22s %-5s %3d samples left out: more than %g million operations or MB\n", d->name,
+               dtype_name(dev->real), large, o->most);
     total->passed += n - bad;
     total->failed += bad;
 }
@@ -86,14 +94,17 @@ static int check_table(const struct options *o, bool fp32, struct tally *total)
     struct dev dev;
     struct err e = {0};
     const struct op_desc *const *all = op_registry(&n);
-    if (dev_open_gpu(&dev, &(struct dev_gpu){.fp32 = fp32, .portable = o->portable, .large_tiles = o->large, .sms = o->sms}, 1, &e) != ST_OK) {
+    if (dev_open_gpu(&dev,
+                     &(struct dev_gpu){.fp32 = fp32, .portable = o->portable, .large_tiles = o->large, .sms = o->sms},
+                     1, &e) != ST_OK) {
         printf("not ok no GPU: %s\n", e.msg);
         total->failed++;
         return 1;
     }
     printf("%s\n", dev.name);
     for (int i = 0; i < n; i++) {
-        if (strncmp(all[i]->name, o->prefix, strlen(o->prefix)) != 0 || (o->op != NULL && strcmp(all[i]->name, o->op) != 0))
+        if (strncmp(all[i]->name, o->prefix, strlen(o->prefix)) != 0 ||
+            (o->op != NULL && strcmp(all[i]->name, o->op) != 0))
             continue;
         if (ops_has(ops_for(&dev), all[i]->name)) {
             check_op(all[i], &dev, o, total);

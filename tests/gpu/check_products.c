@@ -1,6 +1,6 @@
-/* Products with a file of choices (gpu.gemm_table) on a GPU: timing leaves the result as it should be, a second run with the
- * file repeats the first bit for bit and times nothing, files of other machines and broken ones are refused. Prints
- * "N passed, N failed" last. */
+/* Products with a file of choices (gpu.gemm_table) on a GPU: timing leaves the result as it should be, a second run
+ * with the file repeats the first bit for bit and times nothing, files of other machines and broken ones are refused.
+ * Prints "N passed, N failed" last. */
 #include "dev/cuda.h"
 #include "ops/check.h"
 #include "ops/gemm/gemm.h"
@@ -27,7 +27,8 @@ static struct tensor there(struct dev *d, enum dtype type, uint64_t key, struct 
     struct tensor host = tensor_2d(malloc((size_t)SIZE * SIZE * 4), type, SIZE, SIZE), t = host;
     for (int64_t i = 0; i < tensor_elems(&host); i++)
         tensor_set(&host, i, rng_normal(key, (uint64_t)i));
-    if (d->vt->alloc(d, tensor_bytes(&t), &t.data, e) != ST_OK || d->vt->copy_in(d, t.data, host.data, tensor_bytes(&t), e) != ST_OK) {
+    if (d->vt->alloc(d, tensor_bytes(&t), &t.data, e) != ST_OK ||
+        d->vt->copy_in(d, t.data, host.data, tensor_bytes(&t), e) != ST_OK) {
         printf("not ok %s\n0 passed, 1 failed\n", e->msg);
         exit(1);
     }
@@ -43,7 +44,12 @@ static float *product(const char *table, struct err *e)
     if (dev_open_gpu(&d, &(struct dev_gpu){.gemm_table = table}, 1, e) != ST_OK)
         return NULL;
     struct lane lane = {.dev = &d, .err = e};
-    struct gemm_args g = {.a = there(&d, DT_BF16, 1, e), .b = there(&d, DT_BF16, 2, e), .c = there(&d, DT_F32, 3, e), .trans_b = true, .alpha = 1, .acc_c = true};
+    struct gemm_args g = {.a = there(&d, DT_BF16, 1, e),
+                          .b = there(&d, DT_BF16, 2, e),
+                          .c = there(&d, DT_F32, 3, e),
+                          .trans_b = true,
+                          .alpha = 1,
+                          .acc_c = true};
     float *out = calloc((size_t)SIZE * SIZE, sizeof *out);
     int st = ops_for(&d)->gemm(&lane, &g);
     if (st == ST_OK)
@@ -94,12 +100,16 @@ int main(void)
     first = product(path, &e);
     verdict(&t, "a product that was timed is right", first != NULL && apart(first, plain) < 1e-6);
     file_read(path, 1 << 20, &before, &n_before, &e);
-    verdict(&t, "its algorithm is in the file", before != NULL && strchr(before, '\n') != NULL && strstr(before, "\n2048 2048 2048 ") != NULL);
+    verdict(&t, "its algorithm is in the file",
+            before != NULL && strchr(before, '\n') != NULL && strstr(before, "\n2048 2048 2048 ") != NULL);
     second = product(path, &e);
     file_read(path, 1 << 20, &after, &n_after, &e);
-    verdict(&t, "the file gives the same bits again", first != NULL && second != NULL && memcmp(first, second, bytes) == 0);
-    verdict(&t, "and stays as it is", before != NULL && after != NULL && n_before == n_after && memcmp(before, after, n_before) == 0);
-    verdict(&t, "choices of another machine are refused", refused(path, "braid products, Another GPU, 1 SMs, cuBLASLt 1\n"));
+    verdict(&t, "the file gives the same bits again",
+            first != NULL && second != NULL && memcmp(first, second, bytes) == 0);
+    verdict(&t, "and stays as it is",
+            before != NULL && after != NULL && n_before == n_after && memcmp(before, after, n_before) == 0);
+    verdict(&t, "choices of another machine are refused",
+            refused(path, "braid products, Another GPU, 1 SMs, cuBLASLt 1\n"));
     if (before != NULL) {
         char *end = strchr(before, '\n');
         snprintf(end + 1, n_before - (size_t)(end + 1 - before), "1 2 three");

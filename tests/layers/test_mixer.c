@@ -159,8 +159,7 @@ static void keys_shapes_and_initial_values_of_a_delta_net_are_megatrons(void **s
     assert_int_equal(d.params.n, countof(wanted));
     release(&d);
     declare(&d, "G", BUILD_TRAIN, 8,
-            (const char *const[]){"model.hidden", "256", "model.heads", "4",
-                                  "model.norm_zero_centered", "on", NULL});
+            (const char *const[]){"model.hidden", "256", "model.heads", "4", "model.norm_zero_centered", "on", NULL});
     assert_param(&d, &(struct wanted){"self_attention.out_norm.weight", 1, {128}, false, INIT_ZERO, 0, 0});
     release(&d);
 }

@@ -61,12 +61,8 @@ static char *metrics(struct run *r)
 
 static struct step_record a_step(int64_t step)
 {
-    return (struct step_record){.step = step,
-                                .loss = 2.5,
-                                .lr = 1e-3,
-                                .grad_norm = 0.8,
-                                .tokens = step * 100,
-                                .elapsed = (double)step};
+    return (struct step_record){
+        .step = step, .loss = 2.5, .lr = 1e-3, .grad_norm = 0.8, .tokens = step * 100, .elapsed = (double)step};
 }
 
 /* The n-th line (from 0) as JSON. */
@@ -106,8 +102,7 @@ static void records_are_json_and_complete(void **state)
     assert_float_equal(json_real_value(json_object_get(step, "mfu")), 61.25, 1e-9);
     assert_float_equal(json_real_value(json_object_get(step, "lr")), 1e-3, 1e-12);
     json_t *extra = json_object_get(step, "extra");
-    assert_float_equal(
-        json_number_value(json_object_get(extra, "expert load/layer \"0\"\n\xEF\xBF\xBD")), 1.5, 0);
+    assert_float_equal(json_number_value(json_object_get(extra, "expert load/layer \"0\"\n\xEF\xBF\xBD")), 1.5, 0);
     assert_null(json_object_get(step, "nonfinite"));
     assert_null(json_object_get(step, "skipped"));
     assert_float_equal(json_real_value(json_object_get(eval, "ppl")), exp(2), 1e-4);
@@ -201,8 +196,7 @@ static void a_resume_takes_back_what_came_after_its_step(void **state)
     }
     assert_int_equal(history_extra(h, "gain/layer 0", false)->count, 12);
     assert_int_equal(h->last_step, 12);
-    assert_int_equal(h->n_events,
-                     2); /* start and the last resume; the first resume was taken back */
+    assert_int_equal(h->n_events, 2); /* start and the last resume; the first resume was taken back */
     history_release(h);
     assert_int_equal(count_lines(r, "metrics.jsonl"), 3 + 2 * 12); /* each step once; no reader needs a rule */
     train(r, 0, 3, 9); /* a new run in the same folder: the old log is set aside */
@@ -445,16 +439,10 @@ static void the_line_reads_as_documented(void **state)
     struct progress p;
     char line[256];
     progress_init(&p, &o);
-    struct step_record s = {.step = 119,
-                            .loss = 2.4,
-                            .lr = 1.9e-3,
-                            .grad_norm = 0.83,
-                            .tokens_per_s = 12345,
-                            .mfu = 61.2,
-                            .elapsed = 100};
+    struct step_record s = {
+        .step = 119, .loss = 2.4, .lr = 1.9e-3, .grad_norm = 0.83, .tokens_per_s = 12345, .mfu = 61.2, .elapsed = 100};
     progress_text(&p, &s, line, sizeof line);
-    assert_string_equal(
-        line, "step 119/400 | loss 2.4000 | lr 1.9e-03 | norm 0.83 | 12.3k tok/s | 61% peak");
+    assert_string_equal(line, "step 119/400 | loss 2.4000 | lr 1.9e-03 | norm 0.83 | 12.3k tok/s | 61% peak");
     progress_step(&p, &s); /* starts the clock */
     s.step = 120, s.loss = 2.34564, s.elapsed = 100.25;
     p.val = 2.41;
@@ -464,8 +452,7 @@ static void the_line_reads_as_documented(void **state)
                               "12.3k tok/s | 61% peak | ETA 1m10s");
     s.skipped = true, s.grad_norm = -1, s.tokens_per_s = s.mfu = 0, s.step = 400;
     progress_text(&p, &s, line, sizeof line);
-    assert_string_equal(line,
-                        "step 400/400 | loss 2.3456 | val 2.4100 | lr 1.9e-03 | SKIPPED | 1m40s");
+    assert_string_equal(line, "step 400/400 | loss 2.3456 | val 2.4100 | lr 1.9e-03 | SKIPPED | 1m40s");
 }
 
 static void plain_lines_come_at_the_interval(void **state)
@@ -518,9 +505,8 @@ static void counts_are_short(void **state)
     static const struct {
         double n;
         const char *want;
-    } cases[] = {{0, "0"},          {12.34, "12.3"},  {999, "999"},
-                 {999.6, "1.00k"},  {12345, "12.3k"}, {123456, "123k"},
-                 {999600, "1.00M"}, {9996, "10.0k"},  {1.234e9, "1.23G"}};
+    } cases[] = {{0, "0"},         {12.34, "12.3"},   {999, "999"},    {999.6, "1.00k"},  {12345, "12.3k"},
+                 {123456, "123k"}, {999600, "1.00M"}, {9996, "10.0k"}, {1.234e9, "1.23G"}};
     char text[32];
     for (int i = 0; i < countof(cases); i++)
         assert_string_equal(short_count(cases[i].n, text, sizeof text), cases[i].want);

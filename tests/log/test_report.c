@@ -48,8 +48,7 @@ static void assert_well_formed(const char *html)
         assert_non_null(end);
         assert_true(n < sizeof name);
         snprintf(name, sizeof name, "%.*s", (int)n, at + 1 + close);
-        bool single = at[1] == '!' || end[-1] == '/' || strcmp(name, "meta") == 0 ||
-                      strcmp(name, "input") == 0;
+        bool single = at[1] == '!' || end[-1] == '/' || strcmp(name, "meta") == 0 || strcmp(name, "input") == 0;
         int quotes = 0;
         for (const char *c = at; c < end; c++)
             quotes += *c == '\'';
@@ -296,8 +295,7 @@ static void ticks_of_an_axis_differ(void **state)
         for (int spread = -9; spread <= 3; spread++) {
             double middle = pow(10, scale) * 1.37, range = middle * pow(10, spread), scratch[2];
             struct xy p[] = {{0, middle}, {range, middle + range}};
-            struct chart c = {
-                .height = 100, .x_min = middle, .x_max = middle + range, .label = "x"};
+            struct chart c = {.height = 100, .x_min = middle, .x_max = middle + range, .label = "x"};
             struct buf b;
             char text[32][48];
             buf_init(&b, 0);
@@ -336,8 +334,7 @@ static void the_end_of_a_run_is_enlarged(void **state)
         assert_true(strncmp(text[i], "4.00", 4) == 0 || strncmp(text[i], "3.99", 4) == 0);
     assert_int_equal(labels_of(by_step, "y'", text, 2), 2);
     assert_true(strtod(text[0], NULL) >= 3.5); /* not from 0 */
-    const char *by_tokens = strstr(html, "class='by-tokens'"),
-               *by_time = strstr(html, "class='by-time'");
+    const char *by_tokens = strstr(html, "class='by-tokens'"), *by_time = strstr(html, "class='by-time'");
     assert_non_null(by_tokens);
     assert_non_null(by_time);
     assert_non_null(strstr(by_tokens, ">100k<")); /* tokens at half of the run */
@@ -351,10 +348,8 @@ static void tokens_and_time_follow_the_steps(void **state)
     (void)state;
     struct history *h = new_history();
     for (int i = 1; i <= 10000; i++) { /* thinned out; the second half is ten times slower */
-        struct step_record r = {.step = i,
-                                .loss = 1,
-                                .tokens = i * 8,
-                                .elapsed = i <= 5000 ? i : 5000 + (i - 5000) * 10.0};
+        struct step_record r = {
+            .step = i, .loss = 1, .tokens = i * 8, .elapsed = i <= 5000 ? i : 5000 + (i - 5000) * 10.0};
         history_step(h, &r);
     }
     struct time_unit unit = {.seconds = 1, .name = "s"};
@@ -403,8 +398,7 @@ static void samples_are_shown_newest_first(void **state)
         history_sample(h, i * 10, text);
     }
     char *html = render(h);
-    assert_non_null(
-        strstr(html, "<summary>step 90</summary><pre class='wrap'>&lt;9&gt; &amp; more"));
+    assert_non_null(strstr(html, "<summary>step 90</summary><pre class='wrap'>&lt;9&gt; &amp; more"));
     assert_true(strstr(html, "step 90</summary>") < strstr(html, "step 80</summary>"));
     assert_null(strstr(html, "step 30</summary>")); /* the newest six stay */
     free(html);
@@ -453,9 +447,8 @@ static void the_report_is_rebuilt_from_the_run_folder(void **state)
                          "[model]\nhidden = 48\n");
     assert_ok(report_from_run(run, &e), &e);
     char *html = read_page(run, "report.html");
-    static const char *const wanted[] = {
-        "<b>1.625</b>", "step 7 of 100", "unfinished", "braid train x", "m1",
-        "m2",           "1.0 MiB",      "once upon",  "hidden = 48"};
+    static const char *const wanted[] = {"<b>1.625</b>", "step 7 of 100", "unfinished", "braid train x", "m1",
+                                         "m2",           "1.0 MiB",       "once upon",  "hidden = 48"};
     for (int i = 0; i < countof(wanted); i++)
         assert_non_null(strstr(html, wanted[i]));
     free(html);
@@ -472,30 +465,26 @@ static void runs_are_compared_on_one_page(void **state)
     struct buf metrics;
     buf_init(&metrics, 0);
     for (int i = 1; i <= 40; i++) {
-        snprintf(line, sizeof line,
-                 "{\"step\":%d,\"loss\":%g,\"lr\":0.1,\"tokens\":%d,\"elapsed\":%d}\n", i, 5.0 / i,
+        snprintf(line, sizeof line, "{\"step\":%d,\"loss\":%g,\"lr\":0.1,\"tokens\":%d,\"elapsed\":%d}\n", i, 5.0 / i,
                  i * 100, i * 2);
         buf_add(&metrics, line);
     }
     buf_add(&metrics, "{\"step\":40,\"val_loss\":1.23456,\"bits_per_byte\":1.7}\n");
-    char *a = make_run(dir, "a<1>", metrics.text,
-                       "[model]\nhidden = 48\n[train]\nsteps = 40\nlr = 0.5\n");
-    char *b =
-        make_run(dir, "b", metrics.text, "[model]\nhidden = 96\n[train]\nsteps = 80\nlr = 0.5\n");
+    char *a = make_run(dir, "a<1>", metrics.text, "[model]\nhidden = 48\n[train]\nsteps = 40\nlr = 0.5\n");
+    char *b = make_run(dir, "b", metrics.text, "[model]\nhidden = 96\n[train]\nsteps = 80\nlr = 0.5\n");
     char *c = make_run(dir, "c", metrics.text, "[model]\nno_such = 1\n");
     const char *const three[] = {a, b, c};
     assert_ok(report_compare(three, 3, out, &e), &e);
     char *html = read_page(dir, "c.html");
-    static const char *const wanted[] = {
-        "3 runs compared",
-        "a&lt;1&gt;",
-        "<th>model.hidden</th><td>48</td><td>96</td><td>not known</td>",
-        "class='by-tokens'",
-        "class='by-time'",
-        "Validation loss",
-        "1.2346",
-        "finished",
-        "no_such"};
+    static const char *const wanted[] = {"3 runs compared",
+                                         "a&lt;1&gt;",
+                                         "<th>model.hidden</th><td>48</td><td>96</td><td>not known</td>",
+                                         "class='by-tokens'",
+                                         "class='by-time'",
+                                         "Validation loss",
+                                         "1.2346",
+                                         "finished",
+                                         "no_such"};
     for (int i = 0; i < countof(wanted); i++)
         assert_non_null(strstr(html, wanted[i]));
     assert_null(strstr(html, "<th>train.lr</th>")); /* the same in all */
@@ -528,14 +517,8 @@ static void the_text_curve_follows_the_loss(void **state)
     (void)state;
     static const double step[] = {0, 10, 20, 30}, loss[] = {4, 3, NAN, 1};
     static const double val_step[] = {10}, val[] = {3};
-    struct curve c = {.step = step,
-                      .loss = loss,
-                      .n = 4,
-                      .val_step = val_step,
-                      .val_loss = val,
-                      .n_val = 1,
-                      .rows = 4,
-                      .cols = 31};
+    struct curve c = {
+        .step = step, .loss = loss, .n = 4, .val_step = val_step, .val_loss = val, .n_val = 1, .rows = 4, .cols = 31};
     char *text = draw_curve(&c);
     assert_string_equal(text, "    loss  ** training   o validation\n"
                               "  4.000 +*******\n"

@@ -27,7 +27,8 @@ struct pipe_run {
     int n_micro, steps;
     bool by_microbatch; /* one plan per microbatch, as without a pipeline */
     bool eval;          /* also the eval plan, after the last step */
-    int (*patch)(struct pipe_place *p, struct err *e); /* of the training graph, before it is planned again: what a mutant does */
+    /* of the training graph, before it is planned again: what a mutant does */
+    int (*patch)(struct pipe_place *p, struct err *e);
     struct config c;
     struct tiny_batch batch[PIPE_MAX_STEPS][PIPE_MAX_MICRO];
     struct pipe_rank *rank[PIPE_MAX_RANKS];
@@ -44,7 +45,8 @@ struct pipe_place {
     struct exec x;
 };
 
-static inline int pipe_keep(struct pipe_place *p, int step, const char *kind, const char *name, const struct tensor *t, struct err *e)
+static inline int pipe_keep(struct pipe_place *p, int step, const char *kind, const char *name, const struct tensor *t,
+                            struct err *e)
 {
     struct pipe_rank *o = p->out;
     if (o->n == PIPE_MAX_ROWS)
@@ -64,9 +66,16 @@ static inline struct run_info pipe_info(const struct pipe_run *r, int step, int 
 {
     static const double mtp_scale[MTP_MAX_DEPTHS] = {1.0 / 48, 1.0 / 56, 1.0 / 64, 1.0 / 72};
     const struct tiny_batch *b = &r->batch[step][k];
-    return (struct run_info){.step = step, .first_sample = (step * r->n_micro + k) * r->c.train.micro_batch, .first_mb = k == 0, .scale = 1.0 / 32,
-                             .mtp_scale = mtp_scale, .mb_share = 1.0 / r->n_micro, .tokens = b->tokens, .labels = b->labels,
-                             .pos = b->pos, .doc_start = b->doc};
+    return (struct run_info){.step = step,
+                             .first_sample = (step * r->n_micro + k) * r->c.train.micro_batch,
+                             .first_mb = k == 0,
+                             .scale = 1.0 / 32,
+                             .mtp_scale = mtp_scale,
+                             .mb_share = 1.0 / r->n_micro,
+                             .tokens = b->tokens,
+                             .labels = b->labels,
+                             .pos = b->pos,
+                             .doc_start = b->doc};
 }
 
 /* Copies of one parameter on both ends get the sum of their gradients, as the trainer's update does. */
@@ -153,7 +162,10 @@ static inline int pipe_open(struct pipe_place *p, const struct mesh *mesh, struc
     struct pipe_run *r = p->r;
     const struct config *c = &r->c;
     struct model_plan *plans[] = {&p->train, &p->eval};
-    struct model_plan_opts o = {.name = "train", .mode = BUILD_TRAIN, .batch = c->train.micro_batch, .seq = c->train.seq,
+    struct model_plan_opts o = {.name = "train",
+                                .mode = BUILD_TRAIN,
+                                .batch = c->train.micro_batch,
+                                .seq = c->train.seq,
                                 .n_micro = r->by_microbatch ? 1 : r->n_micro};
     TRY(dev_open(&p->dev, r->kind, 1, e));
     TRY(model_init(&p->m, c, &p->dev, e));
@@ -220,7 +232,8 @@ static inline int pipe_start(struct pipe_run *r, struct err *e)
         assert_non_null(r->rank[k] = calloc(1, sizeof *r->rank[k]));
     for (int s = 0; s < r->steps; s++)
         for (int k = 0; k < r->n_micro; k++)
-            tiny_batch_fill(&r->batch[s][k], &r->c, (s * r->n_micro + k) * r->c.train.micro_batch, r->c.train.micro_batch);
+            tiny_batch_fill(&r->batch[s][k], &r->c, (s * r->n_micro + k) * r->c.train.micro_batch,
+                            r->c.train.micro_batch);
     struct mesh alone = mesh_alone();
     struct world_opts o = {.kind = COMM_THREADS, .ranks = r->n_ranks, .timeout = 60};
     return r->pp > 0 ? world_threads(&o, pipe_thread, r, e) : pipe_rank_on(r, &alone, e);

@@ -1,5 +1,6 @@
-/* Experts on several ranks: loss and every gradient against one rank that takes the same microbatches, with ranks as threads;
- * experts split, copied, empty; every router mode; buffers too small are noticed; shards start from the same values. */
+/* Experts on several ranks: loss and every gradient against one rank that takes the same microbatches, with ranks as
+ * threads; experts split, copied, empty; every router mode; buffers too small are noticed; shards start from the same
+ * values. */
 #include "tiny.h"
 #include "ops/router/router.h"
 
@@ -25,7 +26,8 @@ struct shared {
 static int open_on(struct tiny *t, const struct shared *s, const struct mesh *mesh, struct err *e)
 {
     struct model_plan *plans[] = {&t->train};
-    struct model_plan_opts o = {.name = "train", .mode = BUILD_TRAIN, .batch = t->c.train.micro_batch, .seq = t->c.train.seq};
+    struct model_plan_opts o = {
+        .name = "train", .mode = BUILD_TRAIN, .batch = t->c.train.micro_batch, .seq = t->c.train.seq};
     TRY(dev_open(&t->dev, s->kind, 1, e));
     TRY(model_init(&t->m, &t->c, &t->dev, e));
     t->m.mesh = *mesh;
@@ -46,8 +48,16 @@ static int run_on(struct tiny *t, const struct mesh *mesh, struct err *e)
         int64_t first = m * share + mesh->dp_rank * size;
         static const double mtp_scale[MTP_MAX_DEPTHS] = {1.0 / 48, 1.0 / 56};
         tiny_batch_fill(&b, &t->c, first, size);
-        struct run_info run = {.step = 3, .first_sample = first, .first_mb = m == 0, .scale = 1.0 / 32, .mtp_scale = mtp_scale,
-                               .mb_share = 1.0 / (MICROS * MAX_RANKS), .tokens = b.tokens, .labels = b.labels, .pos = b.pos, .doc_start = b.doc};
+        struct run_info run = {.step = 3,
+                               .first_sample = first,
+                               .first_mb = m == 0,
+                               .scale = 1.0 / 32,
+                               .mtp_scale = mtp_scale,
+                               .mb_share = 1.0 / (MICROS * MAX_RANKS),
+                               .tokens = b.tokens,
+                               .labels = b.labels,
+                               .pos = b.pos,
+                               .doc_start = b.doc};
         int st = exec_run(&t->x, &t->train.p, &run, e);
         tiny_batch_release(&b);
         TRY(st);
@@ -172,16 +182,22 @@ static void compare(const struct shared *one, const struct shared *many, double 
         assert_memory_equal(one->value[k], many->value[k], (size_t)n * sizeof(double));
         double d = distance(one->grad[k], many->grad[k], n);
         if (d > allowed)
-            fail_msg("%s, %d ranks, ep %d: gradient of %s differs by %g of its size", many->options, many->ranks, many->ep, p->key, d);
+            fail_msg("%s, %d ranks, ep %d: gradient of %s differs by %g of its size", many->options, many->ranks,
+                     many->ep, p->key, d);
     }
 }
 
 static const char *const models[] = {
-    "model.pattern=*E model.experts=6 model.topk=2 model.seq_aux_loss=0.1 model.router_z_loss=0.01 model.expert_bias=on",
-    "model.pattern=*E-E model.experts=6 model.topk=3 model.shared_ffn=8 model.shared_gate=on model.dropout=0.1 plan.recompute=moe.rows,moe.act",
-    "model.pattern=E*E model.experts=6 model.topk=2 model.router_score=sigmoid model.router_bias=on model.router_scale=2.5 model.router_hash_layers=1",
-    "model.pattern=*E model.experts=6 model.topk=2 model.router_capacity=0.7 model.aux_loss=0.1 model.act=swiglu model.glu_interleave=2 model.ffn=12",
-    "model.pattern=[*E]-/*E model.experts=6 model.topk=2 model.mhc_streams=2 model.mhc_gating=0.7 model.mtp_scale=0.5 plan.delay_dw=on",
+    "model.pattern=*E model.experts=6 model.topk=2 model.seq_aux_loss=0.1 model.router_z_loss=0.01 "
+    "model.expert_bias=on",
+    "model.pattern=*E-E model.experts=6 model.topk=3 model.shared_ffn=8 model.shared_gate=on model.dropout=0.1 "
+    "plan.recompute=moe.rows,moe.act",
+    "model.pattern=E*E model.experts=6 model.topk=2 model.router_score=sigmoid model.router_bias=on "
+    "model.router_scale=2.5 model.router_hash_layers=1",
+    "model.pattern=*E model.experts=6 model.topk=2 model.router_capacity=0.7 model.aux_loss=0.1 model.act=swiglu "
+    "model.glu_interleave=2 model.ffn=12",
+    "model.pattern=[*E]-/*E model.experts=6 model.topk=2 model.mhc_streams=2 model.mhc_gating=0.7 model.mtp_scale=0.5 "
+    "plan.delay_dw=on",
     "model.pattern=*E model.experts=6 model.topk=6", /* every rank gets every row */
 };
 
@@ -242,9 +258,10 @@ static void full_buffers_are_noticed(void **state)
     shared_close(&large);
 }
 
-/* ---- bug G: the weight gradient of shared experts among those of the routed ones --------------------------------------- */
+/* ---- bug G: the weight gradient of shared experts among those of the routed ones ------------- */
 
-/* They run beside the router, in front of the dispatch, so what their weight gradients read comes only with the backward pass of that part:
+/* They run beside the router, in front of the dispatch, so what their weight gradients read comes only with the
+ * backward pass of that part:
  * after that of the dispatch, long after the experts' own. */
 static int step_at(const struct order *o, const struct graph *g, const char *name, enum phase_id ph, int mb)
 {
@@ -291,10 +308,8 @@ static void mutant_G_shared_dw_with_the_experts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gradients_equal_those_of_one_rank),
-        cmocka_unit_test(single_precision_stays_close),
-        cmocka_unit_test(exchange_with_itself_changes_nothing),
-        cmocka_unit_test(full_buffers_are_noticed),
+        cmocka_unit_test(gradients_equal_those_of_one_rank),    cmocka_unit_test(single_precision_stays_close),
+        cmocka_unit_test(exchange_with_itself_changes_nothing), cmocka_unit_test(full_buffers_are_noticed),
         cmocka_unit_test(mutant_G_shared_dw_with_the_experts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,7 +6,7 @@
 
 static const char base[] = "model.pattern=*-*-*- model.mhc_streams=4 model.mhc_gating=0.5";
 
-/* ---- parameters ------------------------------------------------------------------------------------------------- */
+/* ---- parameters ------------------------------------------------------------------------------ */
 
 static const struct param *find_param(const struct tiny *t, const char *key, struct tensor *value)
 {
@@ -25,7 +25,8 @@ static void parameters_have_megatron_keys_shapes_and_initial_values(void **state
     struct tiny t;
     struct tensor v;
     tiny_open(&t, "model.pattern=*- model.mhc_streams=4", DEV_REF, 1);
-    static const char *const modules[] = {"decoder.layers.0.self_attention_hyper_connection.", "decoder.layers.1.mlp_hyper_connection."};
+    static const char *const modules[] = {"decoder.layers.0.self_attention_hyper_connection.",
+                                          "decoder.layers.1.mlp_hyper_connection."};
     for (int i = 0; i < 2; i++) {
         char key[160];
         snprintf(key, sizeof key, "%smapping_proj.weight", modules[i]);
@@ -55,7 +56,7 @@ static void parameters_have_megatron_keys_shapes_and_initial_values(void **state
     tiny_close(&t);
 }
 
-/* ---- structure ---------------------------------------------------------------------------------------------------- */
+/* ---- structure ------------------------------------------------------------------------------- */
 
 static int count_nodes(const struct tiny *t, const char *suffix)
 {
@@ -74,7 +75,8 @@ static int count_entered(const struct tiny *t)
     for (int i = 0; i < t->train.g.n_nodes; i++) {
         const struct node *node = &t->train.g.nodes[i];
         const char *dot = strstr(node->name, ".joint.joint");
-        n += dot != NULL && dot[strlen(".joint.joint")] == '\0' && t->train.g.slots[node->phase[PH_FWD].use[0].slot].shape.dim[1] == t->c.model.hidden;
+        n += dot != NULL && dot[strlen(".joint.joint")] == '\0' &&
+             t->train.g.slots[node->phase[PH_FWD].use[0].slot].shape.dim[1] == t->c.model.hidden;
     }
     return n;
 }
@@ -120,7 +122,9 @@ static void prediction_depths_import_the_uncontracted_streams(void **state)
     assert_int_equal(count_nodes(&t, "joint.leave"), 0);
     assert_int_equal(count_nodes(&t, "joint.contract"), 3);
     assert_int_equal(count_nodes(&t, "joint.close"), 3);
-    static const char *const source[] = {"2.joint.stream", "5.joint.stream"}, *const gradient[] = {"2.joint.dcontracted", "5.joint.dcontracted"};
+    static const char *const source[] = {"2.joint.stream", "5.joint.stream"}, *const gradient[] = {
+                                                                                  "2.joint.dcontracted",
+                                                                                  "5.joint.dcontracted"};
     for (int depth = 0; depth < 2; depth++) {
         char name[64];
         snprintf(name, sizeof name, "mtp%d.norms", depth);
@@ -209,17 +213,22 @@ static void layers_of_a_group_have_a_mapping_each(void **state)
     (void)state;
     struct tiny t;
     struct tensor v;
-    tiny_open(&t, "model.pattern=[G*-E] model.mhc_streams=2 model.gdn_value_heads=2 model.gdn_key_dim=4 model.gdn_value_dim=4", DEV_REF, 1);
-    static const char *const modules[] = {"self_attention", "self_attention_hyper_connection_2", "mlp", "mlp_hyper_connection_2"};
+    tiny_open(
+        &t,
+        "model.pattern=[G*-E] model.mhc_streams=2 model.gdn_value_heads=2 model.gdn_key_dim=4 model.gdn_value_dim=4",
+        DEV_REF, 1);
+    static const char *const modules[] = {"self_attention", "self_attention_hyper_connection_2", "mlp",
+                                          "mlp_hyper_connection_2"};
     for (int i = 0; i < countof(modules); i++) {
         char key[128];
-        snprintf(key, sizeof key, "decoder.layers.0.%s%s.mapping_proj.weight", modules[i], i % 2 ? "" : "_hyper_connection");
+        snprintf(key, sizeof key, "decoder.layers.0.%s%s.mapping_proj.weight", modules[i],
+                 i % 2 ? "" : "_hyper_connection");
         assert_int_equal(find_param(&t, key, &v)->layer, i);
     }
     tiny_close(&t);
 }
 
-/* ---- recompute ------------------------------------------------------------------------------------------------------ */
+/* ---- recompute ------------------------------------------------------------------------------- */
 
 struct outcome {
     double loss;
@@ -241,8 +250,12 @@ static struct outcome outcome_with(const char *options, enum dev_kind kind, int 
     struct tiny t;
     tiny_open(&t, options, kind, threads);
     tiny_run(&t, 4);
-    struct outcome r = {.loss = tiny_loss(&t), .bytes = t.m.mem.allocated[ARENA_GRAD], .frame = t.train.p.frame_bytes, .work = t.train.p.work_bytes,
-                        .replays = t.train.p.n_replays, .rebuilds = count_rebuilds(&t.train.p)};
+    struct outcome r = {.loss = tiny_loss(&t),
+                        .bytes = t.m.mem.allocated[ARENA_GRAD],
+                        .frame = t.train.p.frame_bytes,
+                        .work = t.train.p.work_bytes,
+                        .replays = t.train.p.n_replays,
+                        .rebuilds = count_rebuilds(&t.train.p)};
     assert_true(isfinite(r.loss));
     r.grads = malloc((size_t)r.bytes);
     assert_non_null(r.grads);
@@ -263,7 +276,8 @@ static void recompute_in_blocks_does_not_change_a_bit(void **state)
     (void)state;
     static const char *const common[] = {"", "model.dropout=0.2 model.mhc_profile=s"};
     static const char *const blocks[] = {"1", "2", "3", "5", "100", "auto"};
-    static const char *const more[] = {"", "plan.poison=on plan.random_lanes=3", "plan.recompute=norm plan.delay_dw=on plan.poison=on"};
+    static const char *const more[] = {"", "plan.poison=on plan.random_lanes=3",
+                                       "plan.recompute=norm plan.delay_dw=on plan.poison=on"};
     for (int kind = 0; kind < 2; kind++)
         for (int k = 0; k < countof(common); k++) {
             struct outcome plain = outcome_of(common[k], kind ? DEV_CPU : DEV_REF, 1);
@@ -289,16 +303,19 @@ static void check_rebuild(const char *options, enum dev_kind kind, bool joins)
     snprintf(apart_options, sizeof apart_options, "%s mhc.rebuild=off", options);
     snprintf(plain_options, sizeof plain_options, "%s", options);
     *strstr(plain_options, " plan.") = '\0'; /* what is recomputed, and how, comes last */
-    struct outcome plain = outcome_with(plain_options, kind, 1), apart = outcome_with(apart_options, kind, 1), joined = outcome_with(options, kind, 1);
-    if (joined.loss != plain.loss || apart.loss != plain.loss || memcmp(joined.grads, plain.grads, (size_t)plain.bytes) != 0 ||
+    struct outcome plain = outcome_with(plain_options, kind, 1), apart = outcome_with(apart_options, kind, 1),
+                   joined = outcome_with(options, kind, 1);
+    if (joined.loss != plain.loss || apart.loss != plain.loss ||
+        memcmp(joined.grads, plain.grads, (size_t)plain.bytes) != 0 ||
         memcmp(apart.grads, plain.grads, (size_t)plain.bytes) != 0)
         fail_msg("'%s' changes the result", options);
     if (joined.frame != apart.frame || joined.work > apart.work)
-        fail_msg("'%s': frame and workspace %lld + %lld, apart %lld + %lld", options, (long long)joined.frame, (long long)joined.work,
-                 (long long)apart.frame, (long long)apart.work);
+        fail_msg("'%s': frame and workspace %lld + %lld, apart %lld + %lld", options, (long long)joined.frame,
+                 (long long)joined.work, (long long)apart.frame, (long long)apart.work);
     assert_int_equal(plain.rebuilds + apart.rebuilds, 0);
     if (joins != (joined.rebuilds > 0) || joins != (joined.replays < apart.replays))
-        fail_msg("'%s': %d of %d replays for several layers, apart %d replays", options, joined.rebuilds, joined.replays, apart.replays);
+        fail_msg("'%s': %d of %d replays for several layers, apart %d replays", options, joined.rebuilds,
+                 joined.replays, apart.replays);
     free(plain.grads);
     free(apart.grads);
     free(joined.grads);
@@ -312,25 +329,35 @@ static void streams_of_several_layers_are_made_again_at_once(void **state)
         bool joins;
     } cases[] = {
         {"model.pattern=*-*-*-*-*- model.mhc_streams=4", "plan.recompute_block=4", true},
-        {"model.pattern=*-*-*-*-*- model.mhc_streams=3 model.mhc_profile=s model.dropout=0.2", "plan.recompute_block=10", true},
-        {"model.pattern=*-*-*-*-*- model.mhc_streams=2 model.dropout=0.1 model.hidden=24", "plan.recompute=mhc plan.delay_dw=on", true},
+        {"model.pattern=*-*-*-*-*- model.mhc_streams=3 model.mhc_profile=s model.dropout=0.2",
+         "plan.recompute_block=10", true},
+        {"model.pattern=*-*-*-*-*- model.mhc_streams=2 model.dropout=0.1 model.hidden=24",
+         "plan.recompute=mhc plan.delay_dw=on", true},
         {"model.pattern=*-*-*-*-*- model.mhc_streams=4", "plan.recompute=joint.*", true}, /* the ends, too */
         {"model.pattern=*-*-*-*-*- model.mhc_streams=4", "plan.recompute_block=1", false},
-        {"model.pattern=*-*-*-*-*- model.mhc_streams=4", "plan.recompute_block=2", false}, /* one stream in each block */
+        /* one stream in each block */
+        {"model.pattern=*-*-*-*-*- model.mhc_streams=4", "plan.recompute_block=2", false},
         /* Prediction depths have chains of their own. */
-        {"model.pattern=*-*-/*-*-/*-*- model.mhc_streams=2 model.dropout=0.1", "plan.recompute=mhc plan.recompute_block=3", true},
+        {"model.pattern=*-*-/*-*-/*-*- model.mhc_streams=2 model.dropout=0.1",
+         "plan.recompute=mhc plan.recompute_block=3", true},
         {"model.pattern=*-*-/*-*- model.mhc_streams=4 model.experts=4", "plan.recompute=joint.*", true},
-        {"model.pattern=[*E][*-][*E] model.mhc_streams=2 model.experts=4", "plan.recompute=mhc,moe.act,core_attn", true},
-        /* A core whose output is recomputed needs the stream before it: what follows begins a new replay, here each layer or every other. */
-        {"model.pattern=*-*-*- model.mhc_streams=4 model.dropout=0.1", "plan.recompute_block=6 plan.recompute=full", false},
-        {"model.pattern=*-*-*- model.mhc_streams=4 model.dropout=0.1", "plan.recompute_block=6 plan.recompute=mlp", true},
+        {"model.pattern=[*E][*-][*E] model.mhc_streams=2 model.experts=4", "plan.recompute=mhc,moe.act,core_attn",
+         true},
+        /* A core whose output is recomputed needs the stream before it: what follows begins a new replay, here each
+         * layer or every other. */
+        {"model.pattern=*-*-*- model.mhc_streams=4 model.dropout=0.1", "plan.recompute_block=6 plan.recompute=full",
+         false},
+        {"model.pattern=*-*-*- model.mhc_streams=4 model.dropout=0.1", "plan.recompute_block=6 plan.recompute=mlp",
+         true},
     };
-    static const char *const ways[] = {"", "plan.poison=on plan.random_lanes=7", "plan.poison=on plan.random_lanes=8 plan.delay_dw=on"};
+    static const char *const ways[] = {"", "plan.poison=on plan.random_lanes=7",
+                                       "plan.poison=on plan.random_lanes=8 plan.delay_dw=on"};
     for (int i = 0; i < countof(cases); i++)
         for (int k = 0; k < countof(ways); k++) {
             char options[400];
             bool delayed = strstr(cases[i].policy, "delay_dw") != NULL;
-            snprintf(options, sizeof options, "%s model.mhc_gating=0.5 %s %s", cases[i].model, cases[i].policy, delayed && k == 2 ? ways[1] : ways[k]);
+            snprintf(options, sizeof options, "%s model.mhc_gating=0.5 %s %s", cases[i].model, cases[i].policy,
+                     delayed && k == 2 ? ways[1] : ways[k]);
             check_rebuild(options, (i + k) % 2 ? DEV_CPU : DEV_REF, cases[i].joins);
         }
 }
@@ -370,7 +397,10 @@ static void long_blocks_take_several_replays(void **state)
     static const struct {
         const char *policy;
         int dropped, runs;
-    } cases[] = {{"plan.recompute_block=100", 19, 3}, {"plan.recompute_block=8", 7 + 7 + 3, 3}, {"plan.recompute_block=9", 8 + 8 + 1, 2}, {"plan.recompute_block=5", 16, 4}};
+    } cases[] = {{"plan.recompute_block=100", 19, 3},
+                 {"plan.recompute_block=8", 7 + 7 + 3, 3},
+                 {"plan.recompute_block=9", 8 + 8 + 1, 2},
+                 {"plan.recompute_block=5", 16, 4}};
     for (int i = 0; i < countof(cases); i++) {
         struct tiny t;
         struct buf b;
@@ -440,7 +470,10 @@ static void printed(const struct tiny *t, const char *tag, double *bytes, int *c
     if (at != NULL) {
         char unit[16];
         assert_int_equal(sscanf(at + strlen(line), "%lf %15s %d", bytes, unit, count), 3);
-        *bytes *= strcmp(unit, "GiB") == 0 ? 1 << 30 : strcmp(unit, "MiB") == 0 ? 1 << 20 : strcmp(unit, "KiB") == 0 ? 1 << 10 : 1;
+        *bytes *= strcmp(unit, "GiB") == 0   ? 1 << 30
+                  : strcmp(unit, "MiB") == 0 ? 1 << 20
+                  : strcmp(unit, "KiB") == 0 ? 1 << 10
+                                             : 1;
     }
     buf_release(&b);
 }
@@ -461,8 +494,11 @@ static void plans_show_the_memory_the_specification_predicts(void **state)
             struct tiny t;
             int64_t r = sizes[i] == -1 ? mhc_block_layers(n, LAYERS) : sizes[i];
             snprintf(block, sizeof block, sizes[i] == 0 ? "off" : sizes[i] == -1 ? "auto" : "%d", (int)sizes[i]);
-            snprintf(options, sizeof options, "model.pattern=------------ model.hidden=%d model.ffn=64 model.mhc_streams=%d train.seq=64 train.micro_batch=4 "
-                     "plan.recompute_block=%s %s", WIDTH, (int)n, block, r > 0 ? "plan.recompute=joint.norm" : "");
+            snprintf(options, sizeof options,
+                     "model.pattern=------------ model.hidden=%d model.ffn=64 model.mhc_streams=%d train.seq=64 "
+                     "train.micro_batch=4 "
+                     "plan.recompute_block=%s %s",
+                     WIDTH, (int)n, block, r > 0 ? "plan.recompute=joint.norm" : "");
             tiny_open(&t, options, DEV_CPU, 1);
             double stream_bytes, norm_bytes, coef_bytes, out_bytes;
             int stream_count, norm_count, coef_count, out_count;
@@ -472,10 +508,13 @@ static void plans_show_the_memory_the_specification_predicts(void **state)
             printed(&t, "mlp.out", &out_bytes, &out_count);
             int64_t kept = r > 0 ? ceil_div(LAYERS, r) + 1 : LAYERS + 1;
             assert_int_equal(stream_count, kept);
-            assert_true(fabs(stream_bytes - (double)(kept * n * unit)) < 0.01 * stream_bytes); /* printed with three digits */
-            assert_int_equal(norm_count, r > 0 ? 0 : LAYERS); /* the head is done with the last one in the forward half */
+            /* printed with three digits */
+            assert_true(fabs(stream_bytes - (double)(kept * n * unit)) < 0.01 * stream_bytes);
+            /* the head is done with the last one in the forward half */
+            assert_int_equal(norm_count, r > 0 ? 0 : LAYERS);
             assert_true(out_count == LAYERS && coef_count == LAYERS);
-            assert_true(fabs(coef_bytes - (double)(LAYERS * ROWS * mhc_logits(n) * (int64_t)sizeof(float))) < 0.01 * coef_bytes);
+            assert_true(fabs(coef_bytes - (double)(LAYERS * ROWS * mhc_logits(n) * (int64_t)sizeof(float))) <
+                        0.01 * coef_bytes);
             /* Exactly, and against the plan without recompute. */
             if (r == 0) {
                 plain_work = t.train.p.work_bytes;
@@ -497,12 +536,16 @@ static void recompute_of_eight_layers_lowers_the_peak(void **state)
 {
     (void)state;
     int64_t peak[3];
-    static const char *const policies[] = {"", "plan.recompute=mhc plan.recompute_block=2", "plan.recompute=mhc plan.recompute_block=4"};
+    static const char *const policies[] = {"", "plan.recompute=mhc plan.recompute_block=2",
+                                           "plan.recompute=mhc plan.recompute_block=4"};
     for (int i = 0; i < 3; i++) {
         char options[256];
         struct tiny t;
-        snprintf(options, sizeof options, "model.pattern=*-*-*-*-*-*-*-*- model.hidden=128 model.heads=4 model.ffn=128 model.mhc_streams=4 train.seq=64 "
-                 "train.micro_batch=4 %s", policies[i]);
+        snprintf(options, sizeof options,
+                 "model.pattern=*-*-*-*-*-*-*-*- model.hidden=128 model.heads=4 model.ffn=128 model.mhc_streams=4 "
+                 "train.seq=64 "
+                 "train.micro_batch=4 %s",
+                 policies[i]);
         tiny_open(&t, options, DEV_CPU, 1);
         peak[i] = t.train.p.frame_bytes + t.train.p.work_bytes;
         tiny_close(&t);
@@ -556,13 +599,14 @@ static void the_block_that_needs_least_memory_is_chosen(void **state)
 static void threads_do_not_change_a_bit(void **state)
 {
     (void)state;
-    struct outcome one = outcome_of("model.dropout=0.1", DEV_CPU, 1), three = outcome_of("model.dropout=0.1", DEV_CPU, 3);
+    struct outcome one = outcome_of("model.dropout=0.1", DEV_CPU, 1),
+                   three = outcome_of("model.dropout=0.1", DEV_CPU, 3);
     assert_true(one.loss == three.loss);
     free(one.grads);
     free(three.grads);
 }
 
-/* ---- values --------------------------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static void evaluation_agrees_with_training_and_between_devices(void **state)
 {
@@ -603,7 +647,7 @@ static void health_numbers_are_sane_at_the_start(void **state)
     tiny_close(&t);
 }
 
-/* ---- options ---------------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static void refused(const char *name, const char *value, const char *text)
 {
@@ -699,7 +743,8 @@ static void help_says_what_streams_cost(void **state)
         if (*p != ' ' || out == text || out[-1] != ' ')
             *out++ = *p;
     *out = '\0';
-    static const char *const says[] = {"what pipeline stages send each other grow n-fold", "plan.recompute_block gives memory back"};
+    static const char *const says[] = {"what pipeline stages send each other grow n-fold",
+                                       "plan.recompute_block gives memory back"};
     for (int i = 0; i < countof(says); i++)
         if (strstr(b.text, says[i]) == NULL)
             fail_msg("help does not say '%s'", says[i]);
@@ -723,8 +768,19 @@ static void both_upstream_spellings_are_understood(void **state)
         config_release(&c);
     }
     /* A whole command line of upstream's. */
-    static char words[][40] = {"--enable-hyper-connections", "--num-residual-streams", "4", "--mhc-init-gating-factor", "0.02", "--use-fused-mhc",
-                               "--recompute-granularity", "selective", "--recompute-modules", "core_attn", "mhc", "--mhc-recompute-layer-num", "2"};
+    static char words[][40] = {"--enable-hyper-connections",
+                               "--num-residual-streams",
+                               "4",
+                               "--mhc-init-gating-factor",
+                               "0.02",
+                               "--use-fused-mhc",
+                               "--recompute-granularity",
+                               "selective",
+                               "--recompute-modules",
+                               "core_attn",
+                               "mhc",
+                               "--mhc-recompute-layer-num",
+                               "2"};
     char *argv[countof(words)];
     for (int i = 0; i < countof(words); i++)
         argv[i] = words[i];
@@ -734,7 +790,8 @@ static void both_upstream_spellings_are_understood(void **state)
     assert_ok(config_init(&whole, &e), &e);
     assert_ok(config_parse_args(&whole, countof(words), argv, &args, &e), &e);
     assert_ok(config_finish(&whole, &e), &e);
-    assert_true(whole.model.mhc_streams == 4 && whole.model.mhc_gating == 0.02 && whole.mhc.kernels == CFG_MHC_KERNELS_BOUNDARY);
+    assert_true(whole.model.mhc_streams == 4 && whole.model.mhc_gating == 0.02 &&
+                whole.mhc.kernels == CFG_MHC_KERNELS_BOUNDARY);
     assert_string_equal(whole.plan.recompute, "core_attn mhc");
     assert_string_equal(whole.plan.recompute_block, "2");
     assert_int_equal(whole.plan.recompute_granularity, CFG_GRANULARITY_SELECTIVE);

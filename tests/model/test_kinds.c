@@ -69,8 +69,7 @@ static void options_that_kinds_name_exist(void **state)
         for (int k = 0; k < o->n_tiny; k++, names++)
             assert_true(option_exists(o->tiny[k].name));
         for (int k = 0; k < o->n_rules; k++)
-            for (int j = 0; j < countof(o->rules[k].options) && o->rules[k].options[j] != NULL;
-                 j++, names++)
+            for (int j = 0; j < countof(o->rules[k].options) && o->rules[k].options[j] != NULL; j++, names++)
                 assert_true(option_exists(o->rules[k].options[j]));
     }
     assert_true(names > 150);
@@ -88,8 +87,7 @@ static void a_model_has_one_joint(void **state)
     config_release(&c);
 }
 
-/* ---- tensor parallelism
- * -------------------------------------------------------------------------------------- */
+/* ---- tensor parallelism ---------------------------------------------------------------------- */
 
 static void every_parameter_says_how_it_is_split(void **state)
 {
@@ -115,12 +113,12 @@ static const struct param *param_named(const struct tiny *t, const char *key)
     return &t->m.params.list[k].p;
 }
 
-#define SIZES                                                                                      \
-    "model.hidden=16 model.vocab=24 model.mamba_head_dim=4 model.mamba_state=5 "                   \
-    "model.mamba_groups=2 model.mamba_chunk=3 "                                                    \
-    "model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 model.gdn_value_dim=4 "     \
-    "model.gdn_chunk=3 "                                                                           \
-    "model.qk_norm=on model.attn_gate=on model.attn_sink=learnable model.bias=on model.experts=4 " \
+#define SIZES                                                                                                          \
+    "model.hidden=16 model.vocab=24 model.mamba_head_dim=4 model.mamba_state=5 "                                       \
+    "model.mamba_groups=2 model.mamba_chunk=3 "                                                                        \
+    "model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 model.gdn_value_dim=4 "                         \
+    "model.gdn_chunk=3 "                                                                                               \
+    "model.qk_norm=on model.attn_gate=on model.attn_sink=learnable model.bias=on model.experts=4 "                     \
     "model.shared_ffn=8 "
 
 static void two_ranks_can_share_a_model_of_even_sizes(void **state)

@@ -22,8 +22,8 @@ static void *copy_of(const void *bytes, int64_t n)
     return p;
 }
 
-static void result_of(struct result *r, const char *base, const char *more, enum dev_kind kind,
-                      int threads, int64_t samples)
+static void result_of(struct result *r, const char *base, const char *more, enum dev_kind kind, int threads,
+                      int64_t samples)
 {
     char options[512];
     snprintf(options, sizeof options, "%s %s", base, more);
@@ -32,10 +32,9 @@ static void result_of(struct result *r, const char *base, const char *more, enum
     for (int a = 0; a < ARENA_COUNT; a++)
         assert_int_equal(t.m.mem.planned[a], t.m.mem.allocated[a]);
     tiny_run(&t, samples);
-    *r =
-        (struct result){.loss = tiny_loss(&t),
-                        .bytes = t.m.mem.allocated[ARENA_GRAD],
-                        .size = {t.train.p.frame_bytes, t.train.p.work_bytes, t.train.p.n_replays}};
+    *r = (struct result){.loss = tiny_loss(&t),
+                         .bytes = t.m.mem.allocated[ARENA_GRAD],
+                         .size = {t.train.p.frame_bytes, t.train.p.work_bytes, t.train.p.n_replays}};
     r->grads = copy_of(t.m.mem.base[ARENA_GRAD], r->bytes);
     r->params = copy_of(t.m.mem.base[ARENA_PARAM], r->bytes);
     tiny_close(&t);
@@ -152,8 +151,7 @@ static void schedules_do_not_change_a_bit_on_cpu(void **state)
 }
 
 /* Nodes on random lanes, lanes in random order: the waits, not the list, must keep every order. */
-static void spread_over_lanes(const struct result *plain, const char *model, const char *policy,
-                              uint64_t seed)
+static void spread_over_lanes(const struct result *plain, const char *model, const char *policy, uint64_t seed)
 {
     char options[512];
     struct tiny t;
@@ -191,13 +189,11 @@ static void spread_over_lanes(const struct result *plain, const char *model, con
 static void lanes_do_not_change_a_bit(void **state)
 {
     (void)state;
-    static const char *const policies[] = {"", "plan.recompute=full",
-                                           "plan.recompute=norm,mlp.act plan.delay_dw=on"};
+    static const char *const policies[] = {"", "plan.recompute=full", "plan.recompute=norm,mlp.act plan.delay_dw=on"};
     int n_models;
     const char *const *models = tiny_models(&n_models);
     for (int i = 0; i < n_models * countof(policies); i++) {
-        const char *model = models[i / countof(policies)],
-                   *policy = policies[i % countof(policies)];
+        const char *model = models[i / countof(policies)], *policy = policies[i % countof(policies)];
         struct result plain;
         result_of(&plain, model, policy, DEV_REF, 1, 2);
         for (uint64_t seed = 1; seed <= 3; seed++)
@@ -352,8 +348,7 @@ static void output_projections_start_smaller_in_deep_stacks(void **state)
     for (int k = 0; k < countof(cases); k++) {
         char options[128];
         struct tiny t;
-        snprintf(options, sizeof options,
-                 "model.pattern=*-*- model.init_std=0.5 model.init_scale=%s", cases[k].scale);
+        snprintf(options, sizeof options, "model.pattern=*-*- model.init_std=0.5 model.init_scale=%s", cases[k].scale);
         tiny_open(&t, options, DEV_REF, 1);
         const struct param_table *p = &t.m.params;
         double in = p->list[param_find(p, "decoder.layers.1.mlp.linear_fc1.weight")].p.init_a;
@@ -442,8 +437,7 @@ static void unknown_recompute_names_are_refused(void **state)
     assert_ok(model_init(&m, &c, &dev, &e), &e);
     struct model_plan_opts o = {.name = "train", .mode = BUILD_TRAIN, .batch = 2, .seq = 8};
     assert_fails(model_plan_build(&m, &mp, &o, &e), ST_USAGE, &e, "'atn.qkv'");
-    static const char *const valid[] = {"attn.qkv", "attn.o",     "mlp.pre",
-                                        "mlp.act",  "joint.norm", "full"};
+    static const char *const valid[] = {"attn.qkv", "attn.o", "mlp.pre", "mlp.act", "joint.norm", "full"};
     for (int i = 0; i < countof(valid); i++)
         assert_non_null(strstr(e.hint, valid[i]));
     model_plan_release(&mp);
@@ -466,8 +460,7 @@ static void tied_weights_are_one_parameter(void **state)
     assert_int_equal(param_find(&tied.m.params, "output_layer.weight"), -1);
     assert_true(param_find(&untied.m.params, "output_layer.weight") >= 0);
     assert_int_equal(untied.m.params.n, tied.m.params.n + 1);
-    assert_int_equal(param_table_elems(&untied.m.params) - param_table_elems(&tied.m.params),
-                     23 * 16);
+    assert_int_equal(param_table_elems(&untied.m.params) - param_table_elems(&tied.m.params), 23 * 16);
     struct buf out;
     buf_init(&out, 0);
     model_print_stack(&tied.m, &out);

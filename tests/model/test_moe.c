@@ -25,16 +25,12 @@ static void every_layer_reports_for_itself(void **state)
 {
     (void)state;
     struct tiny t;
-    tiny_open(
-        &t,
-        "model.pattern=E-E model.aux_loss=0.1 model.router_z_loss=0.01 model.router_capacity=0.5",
-        DEV_CPU, 1);
+    tiny_open(&t, "model.pattern=E-E model.aux_loss=0.1 model.router_z_loss=0.01 model.router_capacity=0.5", DEV_CPU,
+              1);
     tiny_run(&t, 4);
     for (int layer = 0; layer < 3; layer += 2) {
-        double aux = *metric(&t, "router aux loss", layer) / 2,
-               z = *metric(&t, "router z loss", layer) / 2;
-        double sum = *metric(&t, "router loss", layer) / 2,
-               load = *metric(&t, "expert load max", layer) / 2;
+        double aux = *metric(&t, "router aux loss", layer) / 2, z = *metric(&t, "router z loss", layer) / 2;
+        double sum = *metric(&t, "router loss", layer) / 2, load = *metric(&t, "expert load max", layer) / 2;
         assert_true(aux > 0.5 && aux < 8);
         assert_true(fabs(sum - (0.1 * aux + 0.01 * z)) < 1e-9);
         assert_true(load >= 1 && load <= 8);
@@ -96,9 +92,7 @@ static void each_biased_router_brings_one_update(void **state)
     struct step_ctx ctx = {.ops = t.m.ops, .lane = &lane, .self = u->self, .t = use};
     assert_ok(u->fn(&ctx), &t.e);
     for (int e = 0; e < 8; e++) {
-        double tally = tensor_get(&use[0], e), want = tally < total / 8   ? 1e-3
-                                                      : tally > total / 8 ? -1e-3
-                                                                          : 0;
+        double tally = tensor_get(&use[0], e), want = tally < total / 8 ? 1e-3 : tally > total / 8 ? -1e-3 : 0;
         assert_true(fabs(tensor_get(&use[1], e) - want) < 1e-9);
     }
     tiny_close(&t);
@@ -133,10 +127,9 @@ static void one_expert_is_a_dense_layer(void **state)
     struct tiny moe, dense;
     tiny_open(&moe, "model.pattern=E model.experts=1 model.topk=1", DEV_REF, 1);
     tiny_open(&dense, "model.pattern=-", DEV_REF, 1);
-    const char *keys[][2] = {{"decoder.layers.0.mlp.experts.linear_fc1.weight",
-                              "decoder.layers.0.mlp.linear_fc1.weight"},
-                             {"decoder.layers.0.mlp.experts.linear_fc2.weight",
-                              "decoder.layers.0.mlp.linear_fc2.weight"}};
+    const char *keys[][2] = {
+        {"decoder.layers.0.mlp.experts.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc1.weight"},
+        {"decoder.layers.0.mlp.experts.linear_fc2.weight", "decoder.layers.0.mlp.linear_fc2.weight"}};
     for (int i = 0; i < countof(keys); i++) {
         struct tensor from = param(&dense, keys[i][1]), to = param(&moe, keys[i][0]);
         assert_int_equal(tensor_bytes(&from), tensor_bytes(&to));
@@ -159,16 +152,14 @@ static void recomputing_noise_changes_no_bit(void **state)
     for (int i = 0; i < countof(models); i++) {
         char options[256];
         struct tiny a, b;
-        snprintf(options, sizeof options,
-                 "%s plan.recompute=full plan.poison=on plan.delay_dw=on plan.random_lanes=3",
+        snprintf(options, sizeof options, "%s plan.recompute=full plan.poison=on plan.delay_dw=on plan.random_lanes=3",
                  models[i]);
         tiny_open(&a, models[i], DEV_CPU, 1);
         tiny_open(&b, options, DEV_CPU, 2);
         tiny_run(&a, 4);
         tiny_run(&b, 4);
         assert_true(b.train.p.n_replays > 4);
-        assert_memory_equal(a.m.mem.base[ARENA_GRAD], b.m.mem.base[ARENA_GRAD],
-                            (size_t)a.m.mem.allocated[ARENA_GRAD]);
+        assert_memory_equal(a.m.mem.base[ARENA_GRAD], b.m.mem.base[ARENA_GRAD], (size_t)a.m.mem.allocated[ARENA_GRAD]);
         assert_true(*metric(&a, "router loss", 1) == *metric(&b, "router loss", 1));
         tiny_close(&a);
         tiny_close(&b);
@@ -185,10 +176,8 @@ static void forced_balance_spreads_tokens_and_keeps_gradients(void **state)
               "train.micro_batch=4",
               DEV_CPU, 2);
     tiny_run(&t, 4);
-    assert_true(*metric(&t, "expert load max", 0) < 1.4 &&
-                *metric(&t, "expert load entropy", 0) > 0.98);
-    struct tensor g =
-        model_grad(&t.m, param_find(&t.m.params, "decoder.layers.0.mlp.router.weight"));
+    assert_true(*metric(&t, "expert load max", 0) < 1.4 && *metric(&t, "expert load entropy", 0) > 0.98);
+    struct tensor g = model_grad(&t.m, param_find(&t.m.params, "decoder.layers.0.mlp.router.weight"));
     double sum = 0;
     for (int64_t i = 0; i < tensor_elems(&g); i++)
         sum += fabs(tensor_get(&g, i));
@@ -247,9 +236,9 @@ static int64_t kept_bytes(const struct graph *g, const char *prefix)
     return sum;
 }
 
-/* Fused, with the sorted rows recomputed, a layer keeps its input (T d, the norm's) and the inputs of the activation (2 T k f),
- * beside maps, scores and probabilities: 2 T d + 4 T k f bytes in bf16. In steps it keeps T k (d + f) values more; T k f, the
- * activations, if the rows are recomputed; and none if both are. */
+/* Fused, with the sorted rows recomputed, a layer keeps its input (T d, the norm's) and the inputs of the activation (2
+ * T k f), beside maps, scores and probabilities: 2 T d + 4 T k f bytes in bf16. In steps it keeps T k (d + f) values
+ * more; T k f, the activations, if the rows are recomputed; and none if both are. */
 static void what_a_layer_keeps_for_its_backward_pass(void **state)
 {
     (void)state;
@@ -265,10 +254,12 @@ static void what_a_layer_keeps_for_its_backward_pass(void **state)
     int64_t maps = tokens * K * 6 * size + (E + 1) * size, scores = tokens * E * size;
     int64_t kept = kept_bytes(&fused.train.g, "moe."), most = tokens * K * 2 * F * size;
     assert_in_range(kept, most, most + maps + scores);
-    assert_in_range(kept_bytes(&apart.train.g, "moe."), most + tokens * K * (D + F) * size, most + tokens * K * (D + F) * size + maps + scores);
+    assert_in_range(kept_bytes(&apart.train.g, "moe."), most + tokens * K * (D + F) * size,
+                    most + tokens * K * (D + F) * size + maps + scores);
     tiny_close(&apart);
     for (int act = 0; act < 2; act++) {
-        snprintf(options, sizeof options, "%s plan.fused_experts=off plan.recompute=moe.rows%s", model, act ? ",moe.act" : "");
+        snprintf(options, sizeof options, "%s plan.fused_experts=off plan.recompute=moe.rows%s", model,
+                 act ? ",moe.act" : "");
         tiny_open(&apart, options, DEV_CPU, 1);
         assert_int_equal(kept_bytes(&apart.train.g, "moe."), kept + (act ? 0 : tokens * K * F * size));
         tiny_close(&apart);
@@ -276,8 +267,8 @@ static void what_a_layer_keeps_for_its_backward_pass(void **state)
     tiny_close(&fused);
 }
 
-/* Delayed or not, each weight gradient is made once, after the backward step that it needs, and a parameter's gradient is
- * complete after as many steps as declare a share in it. */
+/* Delayed or not, each weight gradient is made once, after the backward step that it needs, and a parameter's gradient
+ * is complete after as many steps as declare a share in it. */
 static void each_weight_gradient_is_made_once(void **state)
 {
     (void)state;
@@ -307,7 +298,8 @@ static void each_weight_gradient_is_made_once(void **state)
             for (int n = 0; n < g->n_nodes; n++)
                 for (int ph = 0; ph < PH_COUNT; ph++)
                     for (int u = 0; u < g->nodes[n].phase[ph].n_uses; u++)
-                        declared += g->nodes[n].phase[ph].use[u].slot == s && g->nodes[n].phase[ph].use[u].mode != USE_READ;
+                        declared +=
+                            g->nodes[n].phase[ph].use[u].slot == s && g->nodes[n].phase[ph].use[u].mode != USE_READ;
             for (int i = 0; i < order.n; i++) {
                 const struct phase *ph = &g->nodes[order.list[i].node].phase[order.list[i].phase];
                 for (int u = 0; u < ph->n_uses; u++)
@@ -340,8 +332,7 @@ static void options_that_clash_are_refused(void **state)
         struct config c;
         struct err e = {0};
         assert_ok(config_init(&c, &e), &e);
-        assert_ok(tiny_set(&c, "model.pattern=E model.hidden=16 model.heads=2 model.vocab=9", &e),
-                  &e);
+        assert_ok(tiny_set(&c, "model.pattern=E model.hidden=16 model.heads=2 model.vocab=9", &e), &e);
         assert_ok(tiny_set(&c, bad[i].options, &e), &e);
         assert_fails(config_finish(&c, &e), ST_USAGE, &e, bad[i].rule);
         config_release(&c);

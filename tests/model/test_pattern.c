@@ -1,18 +1,16 @@
 /* model/: the pattern language. The tables are those of the specification, one row per case. */
 #include "pattern_fixture.h"
 
-static void expect_error(struct fixture *f, const char *text, enum pattern_error code,
-                         const char *match)
+static void expect_error(struct fixture *f, const char *text, enum pattern_error code, const char *match)
 {
     int st = pattern_parse(&f->p, text, &f->e);
     if (st != ST_USAGE || f->p.error != code)
-        fail_msg("'%s': %s, not %s", text, pattern_error_name(f->p.error),
-                 pattern_error_name(code));
+        fail_msg("'%s': %s, not %s", text, pattern_error_name(f->p.error), pattern_error_name(code));
     if (strstr(f->e.msg, match) == NULL)
         fail_msg("'%s': '%s' is not in '%s'", text, match, f->e.msg);
 }
 
-/* ---- grammar ------------------------------------------------------------------------------- */
+/* ---- grammar --------------------------------------------------------------------------------- */
 
 static void segments_become_items(void **state)
 {
@@ -44,9 +42,8 @@ static void segments_become_items(void **state)
         const char *text;
         enum pattern_error code;
     } bad[] = {
-        {"M*X", PATTERN_SYMBOL},         {"M|M", PATTERN_SYMBOL},
-        {"M/M", PATTERN_SYMBOL},         {"M[[M]]", PATTERN_GROUP_NEST},
-        {"M[EM]", PATTERN_MOE_NOT_LAST}, {"MDM*-", PATTERN_ATTN_MIX},
+        {"M*X", PATTERN_SYMBOL},        {"M|M", PATTERN_SYMBOL},         {"M/M", PATTERN_SYMBOL},
+        {"M[[M]]", PATTERN_GROUP_NEST}, {"M[EM]", PATTERN_MOE_NOT_LAST}, {"MDM*-", PATTERN_ATTN_MIX},
         {"M+M*-", PATTERN_ATTN_MIX},
     };
     for (int i = 0; i < countof(bad); i++) {
@@ -105,8 +102,7 @@ static void patterns_split_into_main_and_depths(void **state)
         {"||", "||", "", 0},
         {"M|", "M|", "", 0},
         {"|/*E", "|", "*E", 1},
-        {"M*M*/MD", "M*M*", "MD",
-         1}, /* mixing across the MTP boundary is not the parser's business */
+        {"M*M*/MD", "M*M*", "MD", 1}, /* mixing across the MTP boundary is not the parser's business */
     };
     for (int i = 0; i < countof(cases); i++) {
         const char *main = cases[i].main ? cases[i].main : "";
@@ -134,8 +130,8 @@ static void each_mistake_has_its_code_and_phrase(void **state)
          {"M*M*/MM/M*", "M*M*/MM/MM/M", "MMMM/*M/M*", "M*M*/MM/Ma", "M*//MM", "M*/MM/"}},
         {PATTERN_SYMBOL,
          "not a valid layer symbol",
-         {"M*X*", "MaMM", "M*M*1", "M[M*]X", "[MX]", " M", "m", "M*M*/MX", "M*M*/Ma/Ma",
-          "M*M*/M|M/M|M", "M\\", "M\xc3\xa9"}},
+         {"M*X*", "MaMM", "M*M*1", "M[M*]X", "[MX]", " M", "m", "M*M*/MX", "M*M*/Ma/Ma", "M*M*/M|M/M|M", "M\\",
+          "M\xc3\xa9"}},
         {PATTERN_GROUP_OPEN, "without a matching", {"M[M*", "[M|*]", "[M/*]", "[[", "[X", "M/[M"}},
         {PATTERN_GROUP_CLOSE, "was not opened", {"M]", "M[M]]", "]", "M|]"}},
         {PATTERN_GROUP_NEST, "not supported", {"M[M[*]]", "[[*]]", "[[]]"}},
@@ -144,9 +140,7 @@ static void each_mistake_has_its_code_and_phrase(void **state)
         {PATTERN_ATTN_MIX,
          "both Attention and MLA/DSA",
          {"M*D", "*|D", "[*D]", "[*]D", "MD|M*", "M+*", "M/*D", "M/[*D]"}},
-        {PATTERN_MTP_GROUP,
-         "not supported because each MTP depth",
-         {"M*/[*E]", "[*-]|/[*E]", "M/M[M]/M[M]"}},
+        {PATTERN_MTP_GROUP, "not supported because each MTP depth", {"M*/[*E]", "[*-]|/[*E]", "M/M[M]/M[M]"}},
     };
     for (int i = 0; i < countof(cases); i++)
         for (int k = 0; k < countof(cases[i].texts) && cases[i].texts[k] != NULL; k++)
@@ -163,12 +157,10 @@ static void mistakes_are_told_in_order(void **state)
         const char *text;
         enum pattern_error code;
     } cases[] = {
-        {"[[X", PATTERN_GROUP_OPEN},     {"[X[E*]", PATTERN_GROUP_NEST},
-        {"[EX]", PATTERN_SYMBOL},        {"[EX*D]", PATTERN_SYMBOL},
-        {"*D|X", PATTERN_SYMBOL},        {"X/M/*", PATTERN_SYMBOL},
-        {"M/X/Y", PATTERN_MTP_DIFFER},   {"M/[X]", PATTERN_SYMBOL},
-        {"M/[]", PATTERN_GROUP_EMPTY},   {"M][", PATTERN_GROUP_CLOSE},
-        {"[E*]]", PATTERN_MOE_NOT_LAST}, {"*D/M/*", PATTERN_ATTN_MIX},
+        {"[[X", PATTERN_GROUP_OPEN},   {"[X[E*]", PATTERN_GROUP_NEST},  {"[EX]", PATTERN_SYMBOL},
+        {"[EX*D]", PATTERN_SYMBOL},    {"*D|X", PATTERN_SYMBOL},        {"X/M/*", PATTERN_SYMBOL},
+        {"M/X/Y", PATTERN_MTP_DIFFER}, {"M/[X]", PATTERN_SYMBOL},       {"M/[]", PATTERN_GROUP_EMPTY},
+        {"M][", PATTERN_GROUP_CLOSE},  {"[E*]]", PATTERN_MOE_NOT_LAST}, {"*D/M/*", PATTERN_ATTN_MIX},
     };
     for (int i = 0; i < countof(cases); i++)
         expect_error(f, cases[i].text, cases[i].code, "");
@@ -181,9 +173,8 @@ static void the_mark_stands_under_the_mistake(void **state)
         const char *text;
         int position; /* from 1 */
     } cases[] = {
-        {"*-x", 3},    {"-[*-", 2},   {"M[*]]", 5},   {"*[]", 3},        {"M[M[*]]", 4},
-        {"M[ME*]", 4}, {"M*D", 3},    {"DM|M*", 5},   {"M/MM/M*", 7},    {"M/MM/M", 7},
-        {"M/M/MM", 6}, {"M/[*E]", 3}, {"M/MX/MX", 4}, {"M\xc3\xa9*", 2},
+        {"*-x", 3},   {"-[*-", 2},    {"M[*]]", 5},  {"*[]", 3},    {"M[M[*]]", 4}, {"M[ME*]", 4},  {"M*D", 3},
+        {"DM|M*", 5}, {"M/MM/M*", 7}, {"M/MM/M", 7}, {"M/M/MM", 6}, {"M/[*E]", 3},  {"M/MX/MX", 4}, {"M\xc3\xa9*", 2},
     };
     for (int i = 0; i < countof(cases); i++) {
         char position[32];
@@ -205,8 +196,7 @@ static void long_patterns_show_the_part_that_matters(void **state)
     text[3000] = 'x';
     text[PATTERN_MAX] = '\0';
     assert_fails(pattern_parse(&f->p, text, &f->e), ST_USAGE, &f->e, "position 3001");
-    const char *x = strchr(f->e.hint, 'x'), *line = strchr(f->e.hint, '\n'),
-               *mark = strchr(f->e.hint, '^');
+    const char *x = strchr(f->e.hint, 'x'), *line = strchr(f->e.hint, '\n'), *mark = strchr(f->e.hint, '^');
     assert_non_null(x);
     assert_non_null(mark);
     assert_int_equal(mark - (line + 1), x - f->e.hint + 8);
@@ -221,11 +211,10 @@ static void long_patterns_show_the_part_that_matters(void **state)
     text[PATTERN_MAX] = '\0';
     assert_ok(pattern_parse(&f->p, text, &f->e), &f->e);
     assert_int_equal(f->p.n_segments, PATTERN_MAX + 1);
-    assert_int_equal(pattern_parse(&f->p, "x", NULL),
-                     ST_USAGE); /* the error may be of no interest */
+    assert_int_equal(pattern_parse(&f->p, "x", NULL), ST_USAGE); /* the error may be of no interest */
 }
 
-/* ---- counts and numbers -------------------------------------------------------------------- */
+/* ---- counts and numbers ---------------------------------------------------------------------- */
 
 static void layers_and_segments_are_counted(void **state)
 {
@@ -290,7 +279,8 @@ static void symbols_are_counted_in_all_parts(void **state)
         int count[N_SYMBOLS];
         assert_ok(pattern_parse(&f->p, cases[i].text, &f->e), &f->e);
         for (int k = 0; k < N_SYMBOLS; k++)
-            count[k] = pattern_map(f->p.symbols, SYMBOLS[k], NULL) + pattern_map(f->p.mtp_symbols, SYMBOLS[k], NULL) * f->p.n_mtp_depths;
+            count[k] = pattern_map(f->p.symbols, SYMBOLS[k], NULL) +
+                       pattern_map(f->p.mtp_symbols, SYMBOLS[k], NULL) * f->p.n_mtp_depths;
         assert_memory_equal(count, cases[i].count, sizeof count);
     }
 }
@@ -304,8 +294,7 @@ static const char *maps_text(const char *symbols, char *out)
         int layers[64], n = pattern_map(symbols, *s, layers);
         assert_int_equal(n, pattern_map(symbols, *s, NULL));
         for (int i = 0; i < n; i++)
-            len += (size_t)sprintf(out + len, "%s%.*s%d", i == 0 && len > 0 ? "; " : " ", i == 0, s,
-                                   layers[i]);
+            len += (size_t)sprintf(out + len, "%s%.*s%d", i == 0 && len > 0 ? "; " : " ", i == 0, s, layers[i]);
     }
     return out;
 }
@@ -316,8 +305,7 @@ static void maps_find_the_layers_of_a_kind(void **state)
     char text[128];
     assert_string_equal(maps_text("*M-E", text), " *0; M1; -2; E3");
     assert_string_equal(maps_text("DMDM", text), " D0 2; M1 3");
-    assert_string_equal(maps_text("*DM-", text),
-                        " *0; D1; M2; -3"); /* mixing is checked elsewhere */
+    assert_string_equal(maps_text("*DM-", text), " *0; D1; M2; -3"); /* mixing is checked elsewhere */
     assert_string_equal(maps_text("MMM", text), " M0 1 2");
     assert_string_equal(maps_text("", text), "");
     assert_ok(pattern_parse(&f->p, "[M*E]M", &f->e), &f->e);
@@ -328,8 +316,7 @@ static void children_of_a_group_are_numbered_consecutively(void **state)
 {
     struct fixture *f = *state;
     assert_ok(pattern_parse(&f->p, "M[M*]-|[E]", &f->e), &f->e);
-    static const struct pattern_item items[] = {
-        {0, 1, false}, {1, 2, true}, {3, 1, false}, {4, 1, true}};
+    static const struct pattern_item items[] = {{0, 1, false}, {1, 2, true}, {3, 1, false}, {4, 1, true}};
     static const uint16_t item_of[] = {0, 1, 1, 2, 3}, at[] = {0, 2, 3, 5, 8};
     assert_int_equal(f->p.n_items, countof(items));
     for (int i = 0; i < countof(items); i++)
@@ -340,7 +327,7 @@ static void children_of_a_group_are_numbered_consecutively(void **state)
     assert_string_equal(f->p.symbols, "MM*-E");
 }
 
-/* ---- keys ---------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 static void groups_are_stored_under_their_item(void **state)
 {
@@ -362,8 +349,7 @@ static void groups_whose_keys_would_collide_are_refused(void **state)
 {
     struct fixture *f = *state;
     static const char *const bad[] = {"[MM*E]", "[**-]", "[D+E]", "M[*--]", "[GG]", "M|-[M*M]"};
-    static const char *const good[] = {"[M*E]", "[*-][*-]", "MM**--", "[MG*-E]",
-                                       "[-E]",  "M/MM",     ""};
+    static const char *const good[] = {"[M*E]", "[*-][*-]", "MM**--", "[MG*-E]", "[-E]", "M/MM", ""};
     for (int i = 0; i < countof(bad); i++) {
         assert_ok(pattern_parse(&f->p, bad[i], &f->e), &f->e);
         assert_fails(pattern_check_keys(&f->p, &f->e), ST_USAGE, &f->e, "under one number");
@@ -376,7 +362,7 @@ static void groups_whose_keys_would_collide_are_refused(void **state)
     }
 }
 
-/* ---- what can be built --------------------------------------------------------------------- */
+/* ---- what can be built ----------------------------------------------------------------------- */
 
 static void the_first_symbol_without_a_core_is_named(void **state)
 {
@@ -463,7 +449,7 @@ static void the_stack_is_drawn(void **state)
     tiny_close(&t);
 }
 
-/* ---- ratios -------------------------------------------------------------------------------- */
+/* ---- ratios ---------------------------------------------------------------------------------- */
 
 static void ratios_become_patterns(void **state)
 {
@@ -561,21 +547,26 @@ static void separate_depth_options_become_part_of_the_pattern(void **state)
 {
     (void)state;
 #define WORDS(...) (const char *const[]){__VA_ARGS__}, countof(((const char *const[]){__VA_ARGS__}))
-    assert_depths(WORDS("--hybrid-layer-pattern", "M*M*", "--mtp-num-layers", "2", "--mtp-hybrid-override-pattern", "MM"),
-                  "M*M*/MM/MM", NULL);
-    assert_depths(WORDS("--hybrid-override-pattern=M-M-|M-M*-", "--mtp-num-layers=1", "--mtp-hybrid-override-pattern=*E"),
-                  "M-M-|M-M*-/*E", NULL);
-    assert_depths(WORDS("--num-layers=4", "--hybrid-attention-ratio=0.5", "--mtp-num-layers=1", "--mtp-hybrid-override-pattern=*-"),
+    assert_depths(
+        WORDS("--hybrid-layer-pattern", "M*M*", "--mtp-num-layers", "2", "--mtp-hybrid-override-pattern", "MM"),
+        "M*M*/MM/MM", NULL);
+    assert_depths(
+        WORDS("--hybrid-override-pattern=M-M-|M-M*-", "--mtp-num-layers=1", "--mtp-hybrid-override-pattern=*E"),
+        "M-M-|M-M*-/*E", NULL);
+    assert_depths(WORDS("--num-layers=4", "--hybrid-attention-ratio=0.5", "--mtp-num-layers=1",
+                        "--mtp-hybrid-override-pattern=*-"),
                   "M**M/*-", NULL);
     assert_depths(WORDS("--mtp-num-layers=1", "--mtp-hybrid-override-pattern=*-"), "*-*-/*-", NULL);
-    assert_depths(WORDS("--hybrid-layer-pattern=M*/MM/MM", "--mtp-num-layers=1"), "M*/MM/MM", NULL); /* the pattern wins */
+    /* the pattern wins */
+    assert_depths(WORDS("--hybrid-layer-pattern=M*/MM/MM", "--mtp-num-layers=1"), "M*/MM/MM", NULL);
     assert_depths(WORDS("--hybrid-layer-pattern=M*/MM", "--mtp-num-layers=1", "--mtp-hybrid-override-pattern=M*"), NULL,
                   "pattern-or-mtp-pattern");
     assert_depths(WORDS("--hybrid-layer-pattern=M*", "--mtp-num-layers=1"), NULL, "mtp-layers-need-pattern");
     assert_depths(WORDS("--num-layers=2", "--mtp-num-layers=1"), "[*-][*-]/*-", NULL);
     assert_depths(WORDS("--num-layers=1", "--num-experts=4", "--mtp-num-layers=2"), "[*E]/*E/*E", NULL);
     assert_depths(WORDS("--num-layers=1", "--mtp-num-layers=1", "--mtp-hybrid-override-pattern=*"), "[*-]/*", NULL);
-    assert_depths(WORDS("--hybrid-layer-pattern=M*", "--mtp-hybrid-override-pattern=MM"), NULL, "mtp-pattern-needs-layers");
+    assert_depths(WORDS("--hybrid-layer-pattern=M*", "--mtp-hybrid-override-pattern=MM"), NULL,
+                  "mtp-pattern-needs-layers");
     assert_depths(WORDS("--mtp-num-layers=1", "--mtp-hybrid-override-pattern=M/M"), NULL, "mtp-pattern-is-one-depth");
     /* Both spellings of the pattern are one option. */
     struct config c;
@@ -630,11 +621,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(layers_and_segments_are_counted, setup, teardown),
         cmocka_unit_test_setup_teardown(symbols_are_counted_in_all_parts, setup, teardown),
         cmocka_unit_test_setup_teardown(maps_find_the_layers_of_a_kind, setup, teardown),
-        cmocka_unit_test_setup_teardown(children_of_a_group_are_numbered_consecutively, setup,
-                                        teardown),
+        cmocka_unit_test_setup_teardown(children_of_a_group_are_numbered_consecutively, setup, teardown),
         cmocka_unit_test_setup_teardown(groups_are_stored_under_their_item, setup, teardown),
-        cmocka_unit_test_setup_teardown(groups_whose_keys_would_collide_are_refused, setup,
-                                        teardown),
+        cmocka_unit_test_setup_teardown(groups_whose_keys_would_collide_are_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(the_first_symbol_without_a_core_is_named, setup, teardown),
         cmocka_unit_test(cuts_change_nothing_on_one_rank),
         cmocka_unit_test(the_stack_is_drawn),

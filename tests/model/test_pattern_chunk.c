@@ -16,11 +16,9 @@ static void check_chunk(struct fixture *f, const struct chunk_case *c)
     assert_ok(pattern_parse(&f->p, c->text, &f->e), &f->e);
     assert_ok(pattern_choose(&f->p, &at, &chunk, &f->e), &f->e);
     items_text(&f->p, chunk.part.first_item, chunk.part.n_items, text);
-    if (strcmp(text, c->items) != 0 || chunk.part.first_layer != c->physical ||
-        chunk.part.first_item != c->logical)
-        fail_msg("'%s' rank %d of %d, vp %d: '%s' at %d, %d; not '%s' at %d, %d", c->text, c->rank,
-                 c->size, c->vp, text, chunk.part.first_layer, chunk.part.first_item, c->items,
-                 c->physical, c->logical);
+    if (strcmp(text, c->items) != 0 || chunk.part.first_layer != c->physical || chunk.part.first_item != c->logical)
+        fail_msg("'%s' rank %d of %d, vp %d: '%s' at %d, %d; not '%s' at %d, %d", c->text, c->rank, c->size, c->vp,
+                 text, chunk.part.first_layer, chunk.part.first_item, c->items, c->physical, c->logical);
     assert_int_equal(chunk.auto_split, c->size > 1 && strchr(c->text, '|') == NULL);
     assert_int_equal(chunk.error, PATTERN_OK);
 }
@@ -98,8 +96,7 @@ static void impossible_chunks_are_refused(void **state)
     struct pattern_chunk chunk;
     for (int i = 0; i < countof(cases); i++) {
         assert_ok(pattern_parse(&f->p, cases[i].text, &f->e), &f->e);
-        assert_fails(pattern_choose(&f->p, &cases[i].at, &chunk, &f->e), ST_USAGE, &f->e,
-                     cases[i].match);
+        assert_fails(pattern_choose(&f->p, &cases[i].at, &chunk, &f->e), ST_USAGE, &f->e, cases[i].match);
         assert_string_equal(pattern_error_name(chunk.error), pattern_error_name(cases[i].code));
     }
     static const struct pattern_place nowhere[] = {
@@ -141,10 +138,7 @@ static void segments_decide_the_virtual_stages(void **state)
 static void the_worked_example_comes_out(void **state)
 {
     struct fixture *f = *state;
-    assert_ok(pattern_parse(&f->p,
-                            "[*-][*-]|[*-][*E]|[*E][*E]|[*E][*E]|[*E][*E]|[*E][*E]|[*E][*E]|/*E",
-                            &f->e),
-              &f->e);
+    assert_ok(pattern_parse(&f->p, "[*-][*-]|[*-][*E]|[*E][*E]|[*E][*E]|[*E][*E]|[*E][*E]|[*E][*E]|/*E", &f->e), &f->e);
     assert_int_equal(f->p.n_segments, 8);
     assert_int_equal(f->p.n_layers, 28);
     assert_int_equal(f->p.n_items, 14);
@@ -172,18 +166,15 @@ static void all_ranks_together_rebuild_the_pattern(void **state)
         const char *text;
         int size, first, last;
     } cases[] = {
-        {"M*M*M*M*", 4, NO, NO},    {"M*M*M*M*", 4, 1, 1},     {"M*M*M*", 4, 3, NO},
-        {"M*M*M*", 4, NO, 3},       {"[M*E]-[M*]E", 2, 4, NO}, {"MM|M*|[M-]|ME", 4, NO, NO},
-        {"MM||[M-]|ME", 2, NO, NO},
+        {"M*M*M*M*", 4, NO, NO},   {"M*M*M*M*", 4, 1, 1},        {"M*M*M*", 4, 3, NO},       {"M*M*M*", 4, NO, 3},
+        {"[M*E]-[M*]E", 2, 4, NO}, {"MM|M*|[M-]|ME", 4, NO, NO}, {"MM||[M-]|ME", 2, NO, NO},
     };
     for (int i = 0; i < countof(cases); i++) {
         assert_ok(pattern_parse(&f->p, cases[i].text, &f->e), &f->e);
-        int items = 0, layers = 0,
-            stages = f->p.n_segments > 1 ? f->p.n_segments / cases[i].size : 1;
+        int items = 0, layers = 0, stages = f->p.n_segments > 1 ? f->p.n_segments / cases[i].size : 1;
         for (int vp = 0; vp < stages; vp++)
             for (int rank = 0; rank < cases[i].size; rank++) {
-                struct pattern_place at = {rank, cases[i].size, stages > 1 ? vp : NO,
-                                           cases[i].first, cases[i].last};
+                struct pattern_place at = {rank, cases[i].size, stages > 1 ? vp : NO, cases[i].first, cases[i].last};
                 struct pattern_chunk c;
                 assert_ok(pattern_choose(&f->p, &at, &c, &f->e), &f->e);
                 assert_int_equal(c.part.first_item, items);

@@ -5,11 +5,19 @@
  *   B  what two read (the head and a prediction depth) went back twice, or once too little */
 #include "model/pipe.h"
 
-#define SIZES "model.experts=4 model.topk=2 model.mamba_head_dim=4 model.mamba_state=4 model.mamba_groups=1 model.mamba_chunk=4 model.seq_aux_loss=0.1 "
+#define SIZES                                                                                                          \
+    "model.experts=4 model.topk=2 model.mamba_head_dim=4 model.mamba_state=4 model.mamba_groups=1 "                    \
+    "model.mamba_chunk=4 model.seq_aux_loss=0.1 "
 
 static struct pipe_run run_of(const char *options, int vpp)
 {
-    return (struct pipe_run){.options = options, .kind = DEV_REF, .pp = vpp > 0, .vpp = vpp, .n_micro = 2, .steps = 1, .by_microbatch = true};
+    return (struct pipe_run){.options = options,
+                             .kind = DEV_REF,
+                             .pp = vpp > 0,
+                             .vpp = vpp,
+                             .n_micro = 2,
+                             .steps = 1,
+                             .by_microbatch = true};
 }
 
 static int segments_of(const char *pattern)
@@ -21,7 +29,8 @@ static int segments_of(const char *pattern)
 }
 
 /* One rank, uncut, against one rank with a chunk per segment; what differs first, or NULL. */
-static const char *first_fault(const char *pattern, const char *more, int (*patch)(struct pipe_place *, struct err *), struct err *e)
+static const char *first_fault(const char *pattern, const char *more, int (*patch)(struct pipe_place *, struct err *),
+                               struct err *e)
 {
     static char named[160];
     char options[512];
@@ -47,7 +56,7 @@ static const char *first_fault(const char *pattern, const char *more, int (*patc
     return fault;
 }
 
-/* ---- the graph, by name ------------------------------------------------------------------------------------------ */
+/* ---- the graph, by name ---------------------------------------------------------------------- */
 
 static slot_id slot_named(const struct graph *g, const char *glob)
 {
@@ -84,7 +93,7 @@ static int swap_use(struct node *n, enum phase_id ph, slot_id from, slot_id to, 
 static slot_id normed(const struct graph *g) { return slot_named(g, "4.joint.norm"); }
 static slot_id stream(const struct graph *g) { return slot_named(g, "4.cut*.stream"); }
 
-/* ---- A ------------------------------------------------------------------------------------------------------------- */
+/* ---- A --------------------------------------------------------------------------------------- */
 
 static int mutant_A_no_norm_in_an_empty_chunk(struct pipe_place *p, struct err *e)
 {
@@ -134,7 +143,8 @@ static int check_one_norm(struct pipe_place *p, struct err *e)
 static void the_final_norm_is_applied_once_and_seen_by_all(void **state)
 {
     (void)state;
-    static const char *const patterns[] = {"M*E-", "M*|E-", "M*|E-/*E", "M*E-|", "M*E-|/*E", "M*|E-|/*E/*E", "[*-]|[*E]|/*E", "M*E-||/*E"};
+    static const char *const patterns[] = {"M*E-",     "M*|E-",        "M*|E-/*E",      "M*E-|",
+                                           "M*E-|/*E", "M*|E-|/*E/*E", "[*-]|[*E]|/*E", "M*E-||/*E"};
     static const char *const joints[] = {"", "model.mhc_streams=2 model.mhc_gating=0.8"};
     struct err e = {0};
     for (int i = 0; i < countof(patterns); i++)
@@ -164,7 +174,7 @@ static void a_final_norm_left_out_is_caught(void **state)
     }
 }
 
-/* ---- B ------------------------------------------------------------------------------------------------------------- */
+/* ---- B --------------------------------------------------------------------------------------- */
 
 /* Every backward and weight gradient runs once for each microbatch. */
 static int check_once(struct pipe_place *p, struct err *e)
@@ -176,7 +186,8 @@ static int check_once(struct pipe_place *p, struct err *e)
             for (int i = 0; i < q->n_steps; i++)
                 times += q->steps[i].ref.node == n && q->steps[i].ref.phase == (enum phase_id)ph;
             if (times != (p->train.g.nodes[n].phase[ph].fn != NULL) * q->n_mb)
-                return err_set(e, ST_INTERNAL, "node %s runs %s %d times", p->train.g.nodes[n].name, phase_name((enum phase_id)ph), times);
+                return err_set(e, ST_INTERNAL, "node %s runs %s %d times", p->train.g.nodes[n].name,
+                               phase_name((enum phase_id)ph), times);
         }
     return ST_OK;
 }
@@ -200,7 +211,10 @@ static int twice(struct pipe_place *p, const char *name, struct err *e)
     return st;
 }
 
-static int mutant_B_final_norm_goes_back_twice(struct pipe_place *p, struct err *e) { return twice(p, "4.joint.joint", e); }
+static int mutant_B_final_norm_goes_back_twice(struct pipe_place *p, struct err *e)
+{
+    return twice(p, "4.joint.joint", e);
+}
 static int mutant_B_depth_goes_back_twice(struct pipe_place *p, struct err *e) { return twice(p, "mtp0.norms", e); }
 
 /* A slot like another that nobody reads. */
@@ -229,7 +243,8 @@ static int mutant_B_gradient_stays_at_the_cut(struct pipe_place *p, struct err *
 static void what_two_read_goes_back_once_from_each(void **state)
 {
     (void)state;
-    static const char *const depths[] = {"/*E", "/*E/*E", "/*E/*E/*E/*E"}, *const mains[] = {"M*|E-|", "[*-]|[*E]|", "M*E-|"};
+    static const char *const depths[] = {"/*E", "/*E/*E", "/*E/*E/*E/*E"}, *const mains[] = {"M*|E-|", "[*-]|[*E]|",
+                                                                                             "M*E-|"};
     static const char *const joints[] = {"", "model.mhc_streams=2 model.mhc_gating=0.8", "model.tied=off"};
     for (int d = 0; d < countof(depths); d++)
         for (int i = 0; i < countof(mains); i++)

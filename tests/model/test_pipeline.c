@@ -14,7 +14,8 @@ static double gap_of(const char *options, enum dev_kind kind, int pp, int vpp, i
 {
     struct err e = {0};
     const char *where;
-    struct pipe_run one = {.options = options, .kind = kind, .n_micro = n_micro, .steps = 3, .by_microbatch = true, .eval = true};
+    struct pipe_run one = {
+        .options = options, .kind = kind, .n_micro = n_micro, .steps = 3, .by_microbatch = true, .eval = true};
     struct pipe_run many = one;
     many.pp = pp;
     many.vpp = vpp;
@@ -29,7 +30,7 @@ static double gap_of(const char *options, enum dev_kind kind, int pp, int vpp, i
     return gap;
 }
 
-/* ---- the close half --------------------------------------------------------------------------------------------- */
+/* ---- the close half -------------------------------------------------------------------------- */
 
 /* One rank sends to itself: every schedule of one microbatch gives the fused joint's bits, whatever is recomputed. */
 static void a_cut_on_one_rank_changes_no_bit(void **state)
@@ -46,7 +47,8 @@ static void a_cut_on_one_rank_changes_no_bit(void **state)
         "model.pattern=|M*||E|/*E/*E " MAMBA EXPERTS DROPOUT,
         "model.pattern=|M*||E|/*E " MAMBA EXPERTS STREAMS(3) "model.mhc_profile=s " DROPOUT,
     };
-    static const char *const policies[] = {"", "plan.recompute=full plan.poison=on", "plan.recompute=norm plan.random_lanes=3 plan.poison=on plan.delay_dw=on",
+    static const char *const policies[] = {"", "plan.recompute=full plan.poison=on",
+                                           "plan.recompute=norm plan.random_lanes=3 plan.poison=on plan.delay_dw=on",
                                            "plan.recompute_block=2 plan.recompute=full plan.poison=on"};
     for (int i = 0; i < countof(models); i++)
         for (int p = 0; p < countof(policies); p++)
@@ -63,17 +65,26 @@ static void a_cut_on_one_rank_changes_no_bit(void **state)
             }
 }
 
-/* ---- over ranks ---------------------------------------------------------------------------------------------------- */
+/* ---- over ranks ------------------------------------------------------------------------------ */
 
 #define ALL EXPERTS MAMBA DROPOUT
 static const struct layout {
     const char *pattern;
     int pp, vpp;
 } layouts[] = {
-    {"M*E-", 2, 1},         {"[M*]|[*E]/*E", 2, 1},  {"M*E-", 4, 1},  {"M|*-|E|*-/*E", 4, 1}, {"M|*-|E|*-/*E", 2, 2},
-    {"M|*-|E|*-/*E", 1, 4}, {"M*|E-|*E|/*E/*E", 2, 2}, {"|M*||E-", 4, 1}, {"M*E|-E|/*E", 1, 3}, {"|M*E-|E*|/*E", 4, 1},
+    {"M*E-", 2, 1},
+    {"[M*]|[*E]/*E", 2, 1},
+    {"M*E-", 4, 1},
+    {"M|*-|E|*-/*E", 4, 1},
+    {"M|*-|E|*-/*E", 2, 2},
+    {"M|*-|E|*-/*E", 1, 4},
+    {"M*|E-|*E|/*E/*E", 2, 2},
+    {"|M*||E-", 4, 1},
+    {"M*E|-E|/*E", 1, 3},
+    {"|M*E-|E*|/*E", 4, 1},
 };
-static const char *const sorts[] = {ALL, ALL "model.tied=off ", ALL STREAMS(2), ALL STREAMS(4) "model.tied=off plan.recompute=full "};
+static const char *const sorts[] = {ALL, ALL "model.tied=off ", ALL STREAMS(2),
+                                    ALL STREAMS(4) "model.tied=off plan.recompute=full "};
 
 static void ranks_say_what_one_says(enum dev_kind kind, bool by_microbatch)
 {
@@ -108,7 +119,8 @@ static void ranks_say_what_one_says_in_fp32(void **state)
 static void same_on_mesh(const char *plain_options, const char *options, enum dev_kind kind, int pp, int vpp)
 {
     struct err e = {0};
-    struct pipe_run plain = {.options = plain_options, .kind = kind, .pp = pp, .vpp = vpp, .n_micro = 8, .steps = 2, .by_microbatch = true};
+    struct pipe_run plain = {
+        .options = plain_options, .kind = kind, .pp = pp, .vpp = vpp, .n_micro = 8, .steps = 2, .by_microbatch = true};
     struct pipe_run other = plain;
     other.options = options;
     other.by_microbatch = false;
@@ -134,7 +146,8 @@ static void same_on_mesh(const char *plain_options, const char *options, enum de
 static void schedules_of_a_mesh_agree_to_the_bit(void **state)
 {
     (void)state;
-    static const char *const policies[] = {"", "plan.random_lanes=5 plan.poison=on", "plan.recompute=full plan.delay_dw=on plan.poison=on",
+    static const char *const policies[] = {"", "plan.random_lanes=5 plan.poison=on",
+                                           "plan.recompute=full plan.delay_dw=on plan.poison=on",
                                            "plan.recompute=norm plan.delay_dw=on plan.random_lanes=6 plan.poison=on"};
     for (int i = 0; i < countof(layouts); i++)
         for (int p = 0; p < countof(policies); p++) {
@@ -146,7 +159,7 @@ static void schedules_of_a_mesh_agree_to_the_bit(void **state)
         }
 }
 
-/* ---- what each rank holds ------------------------------------------------------------------------------------------ */
+/* ---- what each rank holds -------------------------------------------------------------------- */
 
 struct paper {
     struct config c;
@@ -160,7 +173,8 @@ static int paper_open(struct paper *p, const char *options, const struct mesh_si
 {
     *p = (struct paper){0};
     tiny_config(&p->c, options);
-    struct model_plan_opts o = {.name = "train", .mode = BUILD_TRAIN, .batch = p->c.train.micro_batch, .seq = p->c.train.seq};
+    struct model_plan_opts o = {
+        .name = "train", .mode = BUILD_TRAIN, .batch = p->c.train.micro_batch, .seq = p->c.train.seq};
     TRY(dev_open(&p->dev, DEV_CPU, 1, e));
     TRY(model_init(&p->m, &p->c, &p->dev, e));
     TRY(mesh_place(&p->m.mesh, sizes, sizes->pp, rank, e));
@@ -184,8 +198,9 @@ static int count_nodes(const struct graph *g, const char *glob, int chunk)
     return n;
 }
 
-/* Blocks of streams that are recomputed end at cuts: every chunk has replays of its own, for several layers each, and takes no more
- * memory than with one for each layer. Where every stream is dropped, that in front of a cut is not recomputed: it was only sent. */
+/* Blocks of streams that are recomputed end at cuts: every chunk has replays of its own, for several layers each, and
+ * takes no more memory than with one for each layer. Where every stream is dropped, that in front of a cut is not
+ * recomputed: it was only sent. */
 static void blocks_of_streams_end_at_cuts(void **state)
 {
     (void)state;
@@ -196,13 +211,17 @@ static void blocks_of_streams_end_at_cuts(void **state)
         {"model.pattern=*-*-|-*--*-/*-*- " EXPERTS STREAMS(4) DROPOUT, 2, 1, {{1, 2}, {1, 2}}}, /* the depth has one */
         {"model.pattern=*-*-|*E*E|*-*-|*-*- " EXPERTS STREAMS(2) DROPOUT, 2, 2, {{1, 1, 1, 1}, {1, 1, 1, 1}}},
         {"model.pattern=*-*-*-*-*-|*-*- " STREAMS(3) DROPOUT, 1, 2, {{2, 1}, {2, 1}}},
-        {"model.pattern=*-|*-*- " STREAMS(2) DROPOUT, 2, 1, {{0, 1}, {0, 1}}}, /* one stream between expansion and cut */
+        /* one stream between expansion and cut */
+        {"model.pattern=*-|*-*- " STREAMS(2) DROPOUT, 2, 1, {{0, 1}, {0, 1}}},
     };
-    static const char *const policies[] = {"plan.recompute=mhc plan.recompute_block=4 plan.poison=on plan.random_lanes=5 plan.delay_dw=on", "plan.recompute=joint.* plan.poison=on"};
+    static const char *const policies[] = {
+        "plan.recompute=mhc plan.recompute_block=4 plan.poison=on plan.random_lanes=5 plan.delay_dw=on",
+        "plan.recompute=joint.* plan.poison=on"};
     for (int i = 0; i < countof(cases) * countof(policies); i++) {
         int k = i % countof(policies);
         const char *model = cases[i / countof(policies)].model;
-        const struct mesh_sizes sizes = {.pp = cases[i / countof(policies)].pp, .vpp = cases[i / countof(policies)].vpp, .ep = 1};
+        const struct mesh_sizes sizes = {
+            .pp = cases[i / countof(policies)].pp, .vpp = cases[i / countof(policies)].vpp, .ep = 1};
         char options[1024], off[1100];
         struct err e = {0};
         snprintf(options, sizeof options, "%s %s", model, policies[k]);
@@ -211,10 +230,13 @@ static void blocks_of_streams_end_at_cuts(void **state)
             struct paper joined, apart;
             assert_ok(paper_open(&joined, options, &sizes, s % sizes.pp, &e), &e);
             assert_ok(paper_open(&apart, off, &sizes, s % sizes.pp, &e), &e);
-            assert_int_equal(count_nodes(&joined.train.g, "*.joint.rebuild", s / sizes.pp), cases[i / countof(policies)].rebuilds[k][s]);
+            assert_int_equal(count_nodes(&joined.train.g, "*.joint.rebuild", s / sizes.pp),
+                             cases[i / countof(policies)].rebuilds[k][s]);
             assert_int_equal(count_nodes(&apart.train.g, "*.joint.rebuild", -1), 0);
-            if (joined.train.p.frame_bytes != apart.train.p.frame_bytes || joined.train.p.work_bytes > apart.train.p.work_bytes)
-                fail_msg("%s, segment %d: workspace %lld, apart %lld", options, s, (long long)joined.train.p.work_bytes, (long long)apart.train.p.work_bytes);
+            if (joined.train.p.frame_bytes != apart.train.p.frame_bytes ||
+                joined.train.p.work_bytes > apart.train.p.work_bytes)
+                fail_msg("%s, segment %d: workspace %lld, apart %lld", options, s, (long long)joined.train.p.work_bytes,
+                         (long long)apart.train.p.work_bytes);
             paper_close(&joined);
             paper_close(&apart);
         }
@@ -243,7 +265,8 @@ static int count_expanded(const struct graph *g, int chunk, int64_t hidden)
 {
     int n = 0;
     for (int i = 0; i < g->n_nodes; i++)
-        if (g->nodes[i].chunk == chunk && (str_glob("*.joint.expand", g->nodes[i].name) || str_glob("*.joint.joint", g->nodes[i].name)))
+        if (g->nodes[i].chunk == chunk &&
+            (str_glob("*.joint.expand", g->nodes[i].name) || str_glob("*.joint.joint", g->nodes[i].name)))
             n += g->slots[g->nodes[i].phase[PH_FWD].use[0].slot].shape.dim[1] == hidden;
     return n;
 }
@@ -256,7 +279,8 @@ static void all_streams_cross_every_cut(void **state)
     static const struct {
         const char *pattern;
         int pp, vpp;
-    } cases[] = {{"*-*-", 1, 1}, {"*-*-", 2, 1}, {"*-*-", 4, 1}, {"*|-|*|-", 2, 2}, {"*|-|*|-", 1, 4}, {"|*-||*-", 4, 1}, {"*-|*|-|/*-", 2, 2}, {"|*-*-", 2, 1}};
+    } cases[] = {{"*-*-", 1, 1},    {"*-*-", 2, 1},    {"*-*-", 4, 1},       {"*|-|*|-", 2, 2},
+                 {"*|-|*|-", 1, 4}, {"|*-||*-", 4, 1}, {"*-|*|-|/*-", 2, 2}, {"|*-*-", 2, 1}};
     static const int streams[] = {0, 2, 4};
     for (int i = 0; i < countof(cases); i++)
         for (int k = 0; k < countof(streams); k++) {
@@ -267,8 +291,11 @@ static void all_streams_cross_every_cut(void **state)
                 struct paper p;
                 char options[128];
                 int rank = s % cases[i].pp, v = s / cases[i].pp;
-                snprintf(options, sizeof options, "model.pattern=%s model.mhc_streams=%d", cases[i].pattern, streams[k]);
-                assert_ok(paper_open(&p, options, &(struct mesh_sizes){.pp = cases[i].pp, .vpp = cases[i].vpp, .ep = 1}, rank, &e), &e);
+                snprintf(options, sizeof options, "model.pattern=%s model.mhc_streams=%d", cases[i].pattern,
+                         streams[k]);
+                assert_ok(paper_open(&p, options, &(struct mesh_sizes){.pp = cases[i].pp, .vpp = cases[i].vpp, .ep = 1},
+                                     rank, &e),
+                          &e);
                 const struct graph *g = &p.train.g;
                 assert_int_equal(width_at(g, ROLE_CUT_IN, v), s == 0 ? 0 : wide);
                 assert_int_equal(width_at(g, ROLE_CUT_IN, v), sent); /* what the one before sent */
@@ -277,7 +304,8 @@ static void all_streams_cross_every_cut(void **state)
                 bool first = s == 0, last = s == segments - 1;
                 assert_int_equal(count_nodes(g, "embed.embed", v), first);
                 assert_int_equal(count_nodes(g, "head.head", v), last);
-                int contracted = count_nodes(g, "*.joint.contract", v) + count_nodes(g, "*.joint.leave", v), expanded = streams[k] > 0 ? count_expanded(g, v, 16) : 0;
+                int contracted = count_nodes(g, "*.joint.contract", v) + count_nodes(g, "*.joint.leave", v),
+                    expanded = streams[k] > 0 ? count_expanded(g, v, 16) : 0;
                 assert_int_equal(expanded, first && streams[k] > 0);
                 assert_int_equal(contracted, (last && streams[k] > 0) * (1 + p.m.pattern.n_mtp_depths));
                 expands += expanded;
@@ -307,14 +335,17 @@ static void every_parameter_has_a_rank(void **state)
             snprintf(options, sizeof options, "model.pattern=%s %s", layouts[i].pattern, sorts[k]);
             assert_ok(paper_open(&whole, options, &(struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 1}, 0, &e), &e);
             for (int r = 0; r < layouts[i].pp; r++) {
-                assert_ok(paper_open(&part, options, &(struct mesh_sizes){.pp = layouts[i].pp, .vpp = layouts[i].vpp, .ep = 1}, r, &e), &e);
+                assert_ok(paper_open(&part, options,
+                                     &(struct mesh_sizes){.pp = layouts[i].pp, .vpp = layouts[i].vpp, .ep = 1}, r, &e),
+                          &e);
                 for (int q = 0; q < part.m.params.n; q++) {
                     const struct param *p = &part.m.params.list[q].p;
                     int at = param_find(&whole.m.params, p->key);
                     assert_true(at >= 0);
                     const struct param *w = &whole.m.params.list[at].p;
                     assert_int_equal(w->layer, p->layer);
-                    assert_true(w->init == p->init && w->init_a == p->init_a && w->init_b == p->init_b && w->decay == p->decay);
+                    assert_true(w->init == p->init && w->init_a == p->init_a && w->init_b == p->init_b &&
+                                w->decay == p->decay);
                     assert_memory_equal(w->dim, p->dim, sizeof w->dim);
                     assert_false(w->shared_ends);
                     assert_true(!p->shared_ends || r == 0 || r == layouts[i].pp - 1);
@@ -343,13 +374,22 @@ static void layers_are_dealt_out(void **state)
         {"*-*|-*-*|-*-*|-*-", 4, 1, {0, 3, 7, 11}, {3, 4, 4, 3}},
         {"||M*", 1, 3, {0, 0, 0}, {0, 0, 2}},
         {"|*-|", 1, 1, {0}, {2}},
-        {"[*-][*-]|[*-][*E]|[*E][*E]|[*E][*E]|[*E][*E]|[*E][*E]|[*E][*E]|/*E", 4, 2, {0, 4, 8, 12, 16, 20, 24, 28}, {4, 4, 4, 4, 4, 4, 4, 0}},
+        {"[*-][*-]|[*-][*E]|[*E][*E]|[*E][*E]|[*E][*E]|[*E][*E]|[*E][*E]|/*E",
+         4,
+         2,
+         {0, 4, 8, 12, 16, 20, 24, 28},
+         {4, 4, 4, 4, 4, 4, 4, 0}},
     };
     static const struct {
         const char *pattern;
         int pp, vpp;
         const char *says;
-    } refused[] = {{"*-*-*-*-*-*-*-", 4, 1, "evenly divisible"}, {"*|-|*|-", 2, 1, "4 segments"}, {"*|-", 4, 1, "2 segments"}, {"*-*-", 1, 2, "out of range"}, {"*-*-", 2, 2, "Virtual pipeline"}, {"[*-*]-", 2, 1, "would split"}};
+    } refused[] = {{"*-*-*-*-*-*-*-", 4, 1, "evenly divisible"},
+                   {"*|-|*|-", 2, 1, "4 segments"},
+                   {"*|-", 4, 1, "2 segments"},
+                   {"*-*-", 1, 2, "out of range"},
+                   {"*-*-", 2, 2, "Virtual pipeline"},
+                   {"[*-*]-", 2, 1, "would split"}};
     struct err e = {0};
     struct pattern p;
     struct mesh m;
@@ -357,7 +397,9 @@ static void layers_are_dealt_out(void **state)
     for (int i = 0; i < countof(cases); i++) {
         assert_ok(pattern_parse(&p, cases[i].pattern, &e), &e);
         for (int s = 0; s < cases[i].pp * cases[i].vpp; s++) {
-            assert_ok(mesh_place(&m, &(struct mesh_sizes){.pp = cases[i].pp, .vpp = cases[i].vpp, .ep = 1}, cases[i].pp, s % cases[i].pp, &e), &e);
+            assert_ok(mesh_place(&m, &(struct mesh_sizes){.pp = cases[i].pp, .vpp = cases[i].vpp, .ep = 1}, cases[i].pp,
+                                 s % cases[i].pp, &e),
+                      &e);
             assert_ok(model_chunk(&p, &m, s / cases[i].pp, &c, &e), &e);
             assert_int_equal(c.from, cases[i].from[s]);
             assert_int_equal(c.n, cases[i].n[s]);
@@ -369,10 +411,14 @@ static void layers_are_dealt_out(void **state)
     static const struct {
         const char *pattern;
         int pp, first, last, n[4];
-    } sized[] = {{"M*M*M*M*", 4, 1, 1, {1, 3, 3, 1}}, {"M*M*M*", 4, 3, 0, {3, 1, 1, 1}}, {"[*-][*E]M-", 3, 2, 0, {2, 2, 2}}, {"[*-][*-][*-]", 2, 0, 2, {4, 2}}};
+    } sized[] = {{"M*M*M*M*", 4, 1, 1, {1, 3, 3, 1}},
+                 {"M*M*M*", 4, 3, 0, {3, 1, 1, 1}},
+                 {"[*-][*E]M-", 3, 2, 0, {2, 2, 2}},
+                 {"[*-][*-][*-]", 2, 0, 2, {4, 2}}};
     for (int i = 0; i < countof(sized); i++) {
         assert_ok(pattern_parse(&p, sized[i].pattern, &e), &e);
-        struct mesh_sizes sizes = {.pp = sized[i].pp, .vpp = 1, .ep = 1, .first_layers = sized[i].first, .last_layers = sized[i].last};
+        struct mesh_sizes sizes = {
+            .pp = sized[i].pp, .vpp = 1, .ep = 1, .first_layers = sized[i].first, .last_layers = sized[i].last};
         for (int s = 0, from = 0; s < sized[i].pp; from += sized[i].n[s++]) {
             assert_ok(mesh_place(&m, &sizes, sized[i].pp, s, &e), &e);
             assert_ok(model_chunk(&p, &m, 0, &c, &e), &e);
@@ -382,7 +428,9 @@ static void layers_are_dealt_out(void **state)
     }
     for (int i = 0; i < countof(refused); i++) {
         assert_ok(pattern_parse(&p, refused[i].pattern, &e), &e);
-        assert_ok(mesh_place(&m, &(struct mesh_sizes){.pp = refused[i].pp, .vpp = refused[i].vpp, .ep = 1}, refused[i].pp, refused[i].pp - 1, &e), &e);
+        assert_ok(mesh_place(&m, &(struct mesh_sizes){.pp = refused[i].pp, .vpp = refused[i].vpp, .ep = 1},
+                             refused[i].pp, refused[i].pp - 1, &e),
+                  &e);
         assert_fails(model_chunk(&p, &m, refused[i].vpp - 1, &c, &e), ST_USAGE, &e, refused[i].says);
     }
 }
@@ -394,10 +442,14 @@ static void recompute_names_are_those_of_the_whole_model(void **state)
     for (int r = 0; r < 2; r++) {
         struct err e = {0};
         struct paper p;
-        assert_ok(paper_open(&p, "model.pattern=*|- plan.recompute=attn.o,mlp.act,norm", &(struct mesh_sizes){.pp = 2, .vpp = 1, .ep = 1}, r, &e), &e);
+        assert_ok(paper_open(&p, "model.pattern=*|- plan.recompute=attn.o,mlp.act,norm",
+                             &(struct mesh_sizes){.pp = 2, .vpp = 1, .ep = 1}, r, &e),
+                  &e);
         assert_int_equal(p.train.p.n_replays, 2); /* each its own core and the norm in front of it */
         paper_close(&p);
-        assert_fails(paper_open(&p, "model.pattern=*|- plan.recompute=attn.o,mamba.y", &(struct mesh_sizes){.pp = 2, .vpp = 1, .ep = 1}, r, &e), ST_USAGE, &e, "mamba.y");
+        assert_fails(paper_open(&p, "model.pattern=*|- plan.recompute=attn.o,mamba.y",
+                                &(struct mesh_sizes){.pp = 2, .vpp = 1, .ep = 1}, r, &e),
+                     ST_USAGE, &e, "mamba.y");
         paper_close(&p);
     }
 }

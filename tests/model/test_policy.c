@@ -83,8 +83,7 @@ static void blocks_of_streams_are_read(void **state)
         char options[128];
         snprintf(options, sizeof options, "model.mhc_streams=4 %s", rows[i].options);
         assert_ok(read_policy(&p, options, &e), &e);
-        int64_t every =
-            rows[i].streams.every == -1 ? mhc_block_layers(4, 8) : rows[i].streams.every;
+        int64_t every = rows[i].streams.every == -1 ? mhc_block_layers(4, 8) : rows[i].streams.every;
         assert_int_equal(p.streams.every, every);
         assert_int_equal(p.streams.by_unit, rows[i].streams.by_unit);
         assert_int_equal(p.streams.stay, rows[i].streams.stay);
@@ -101,8 +100,7 @@ static int plan_of(const char *options, int *dropped, struct err *e)
     struct model_plan plan = {0};
     tiny_config(&c, options);
     assert_ok(dev_open(&dev, DEV_CPU, 1, e), e);
-    struct model_plan_opts o = {
-        .name = "train", .mode = BUILD_TRAIN, .batch = c.train.micro_batch, .seq = c.train.seq};
+    struct model_plan_opts o = {.name = "train", .mode = BUILD_TRAIN, .batch = c.train.micro_batch, .seq = c.train.seq};
     int st = model_init(&m, &c, &dev, e);
     if (st == ST_OK)
         st = model_plan_build(&m, &plan, &o, e);
@@ -135,8 +133,7 @@ static void words_that_mean_nothing_get_the_valid_ones(void **state)
     (void)state;
     struct err e = {0};
     int n;
-    assert_fails(plan_of("model.pattern=*- plan.recompute=norm,nonsense", &n, &e), ST_USAGE, &e,
-                 "core_attn");
+    assert_fails(plan_of("model.pattern=*- plan.recompute=norm,nonsense", &n, &e), ST_USAGE, &e, "core_attn");
     assert_non_null(strstr(e.msg, "'nonsense'"));
     assert_non_null(strstr(e.hint, "joint.norm, "));
     assert_non_null(strstr(e.hint, "mlp.act, "));

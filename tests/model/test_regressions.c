@@ -6,10 +6,10 @@
 
 enum { MAX_LAYERS = 64, MAX_NODES = 1024 };
 
-#define SIZES                                                                                      \
-    "model.experts=4 model.topk=2 model.mamba_head_dim=4 model.mamba_state=4 "                     \
-    "model.mamba_groups=1 model.mamba_chunk=4 model.gdn_value_heads=2 model.gdn_key_heads=1 "      \
-    "model.gdn_key_dim=4 model.gdn_value_dim=4 model.gdn_chunk=4 model.mla_kv_rank=6 "             \
+#define SIZES                                                                                                          \
+    "model.experts=4 model.topk=2 model.mamba_head_dim=4 model.mamba_state=4 "                                         \
+    "model.mamba_groups=1 model.mamba_chunk=4 model.gdn_value_heads=2 model.gdn_key_heads=1 "                          \
+    "model.gdn_key_dim=4 model.gdn_value_dim=4 model.gdn_chunk=4 model.mla_kv_rank=6 "                                 \
     "model.mla_nope=4 model.mla_rope=2 model.mla_v=4 "
 
 static void open_pattern(struct tiny *t, const char *pattern, const char *options)
@@ -23,8 +23,7 @@ static void open_pattern(struct tiny *t, const char *pattern, const char *option
 /* One microbatch; tiny_run knows no MTP. */
 static void run_once(struct tiny *t)
 {
-    static const double mtp_scale[MTP_MAX_DEPTHS] = {0.01, 0.01, 0.01, 0.01,
-                                                     0.01, 0.01, 0.01, 0.01};
+    static const double mtp_scale[MTP_MAX_DEPTHS] = {0.01, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01};
     struct tiny_batch b;
     tiny_batch_fill(&b, &t->c, 4, t->c.train.micro_batch);
     struct run_info run = {.step = 3,
@@ -41,7 +40,7 @@ static void run_once(struct tiny *t)
     tiny_batch_release(&b);
 }
 
-/* ---- C: where routers leave their losses -------------------------------------------------- */
+/* ---- C: where routers leave their losses ----------------------------------------------------- */
 
 struct router_slot {
     int depth, position; /* depth -1: main part; position in its stack */
@@ -108,10 +107,7 @@ static void mutant_C(struct tracker *t, int (*slot)(const struct tracker *, int 
     }
 }
 
-static int mutant_C_position_in_inner_stack(const struct tracker *t, int position)
-{
-    return t->n_layers + position;
-}
+static int mutant_C_position_in_inner_stack(const struct tracker *t, int position) { return t->n_layers + position; }
 
 static int mutant_C_position_modulo_depths(const struct tracker *t, int position)
 {
@@ -127,9 +123,8 @@ static int mutant_C_not_known_as_mtp(const struct tracker *t, int position)
 static void every_router_of_every_depth_has_a_slot_of_its_own(void **state)
 {
     (void)state;
-    static const char *const patterns[] = {"MEME/*E/*E",       "MEME/*E", "MEME",
-                                           "[*E][*E]/*E/*E",   "E/EE/EE", "M|E|/*E/*E/*E",
-                                           "[*-]|[*E]|/*E/*E", "-E/-/-",  "E/E/E/E/E/E/E/E/E"};
+    static const char *const patterns[] = {"MEME/*E/*E",    "MEME/*E",          "MEME",   "[*E][*E]/*E/*E",   "E/EE/EE",
+                                           "M|E|/*E/*E/*E", "[*-]|[*E]|/*E/*E", "-E/-/-", "E/E/E/E/E/E/E/E/E"};
     static const char *const tags[] = {"router aux loss", "router z loss", "router loss"};
     for (int i = 0; i < countof(patterns); i++) {
         struct tiny m;
@@ -184,7 +179,7 @@ static void wrong_slots_of_mtp_routers_are_caught(void **state)
     }
 }
 
-/* ---- F: logical and physical numbers side by side ------------------------------------------ */
+/* ---- F: logical and physical numbers side by side -------------------------------------------- */
 
 /* Every accepted pattern of the grammar tables, their chunk examples with groups, and a few of both. */
 static const char *const all_patterns[] = {
@@ -363,8 +358,8 @@ static void every_pattern_is_built_with_both_of_its_numbers(void **state)
 {
     (void)state;
     static void (*const mutants[])(const struct pattern *, struct numbering *) = {
-        mutant_F_keys_by_physical_number, mutant_F_graph_by_logical_number,
-        mutant_F_keys_restart_at_each_pipe, mutant_F_depths_count_from_zero};
+        mutant_F_keys_by_physical_number, mutant_F_graph_by_logical_number, mutant_F_keys_restart_at_each_pipe,
+        mutant_F_depths_count_from_zero};
     int caught[countof(mutants)] = {0}, built = 0;
     for (int i = 0; i < countof(all_patterns); i++) {
         struct tiny t;
@@ -394,7 +389,7 @@ static void every_pattern_is_built_with_both_of_its_numbers(void **state)
         assert_true(caught[k] >= 5);
 }
 
-/* ---- H: groups are recomputed once ---------------------------------------------------------- */
+/* ---- H: groups are recomputed once ----------------------------------------------------------- */
 
 struct replays {
     int n_nodes, total;
@@ -459,19 +454,15 @@ static int rebuilt_twice(const struct tiny *t)
     int twice = 0;
     for (int i = 0; i < p->n_inst; i++)
         for (int k = 0; k < i && p->inst[i].rebuilt; k++)
-            twice += p->inst[k].rebuilt && p->inst[k].slot == p->inst[i].slot &&
-                     p->inst[k].mb == p->inst[i].mb;
+            twice += p->inst[k].rebuilt && p->inst[k].slot == p->inst[i].slot && p->inst[k].mb == p->inst[i].mb;
     return twice;
 }
 
 static void full_recompute_replays_a_group_once(void **state)
 {
     (void)state;
-    static const char *const pairs[][2] = {{"[*-]", "*-"},
-                                           {"[*-][*-]", "*-*-"},
-                                           {"M[M*]-", "MM*-"},
-                                           {"[*E]|[*-]/*E", "*E|*-/*E"},
-                                           {"[G*E]", "G*E"}};
+    static const char *const pairs[][2] = {
+        {"[*-]", "*-"}, {"[*-][*-]", "*-*-"}, {"M[M*]-", "MM*-"}, {"[*E]|[*-]/*E", "*E|*-/*E"}, {"[G*E]", "G*E"}};
     for (int i = 0; i < countof(pairs); i++) {
         struct tiny grouped, flat, kept;
         struct replays g, f, wrong;
@@ -508,7 +499,7 @@ static void full_recompute_replays_a_group_once(void **state)
 
 /* ---- J: the key of the final norm ------------------------------------------------------------ */
 
-#define FLAT_KEY    "decoder.final_norm.weight"
+#define FLAT_KEY "decoder.final_norm.weight"
 #define GROUPED_KEY "decoder.final_layernorm.weight"
 
 /* Old checkpoints of flat models hold FLAT_KEY, Transformer ones GROUPED_KEY; any bracket decides,
@@ -559,11 +550,10 @@ static void only_grouped_models_rename_the_final_norm(void **state)
         const char *pattern;
         bool caught[countof(mutants)];
     } cases[] = {
-        {"*-", {true, false, false}},         {"*-*-|*-", {true, false, false}},
-        {"MM*-/*-/*-", {true, false, false}}, {"E", {true, false, false}},
-        {"[*-]", {false, true, false}},       {"*-[*-]", {false, true, false}},
-        {"[*-]|*-", {false, true, true}},     {"M[M*]-|/*E", {false, true, true}},
-        {"*-|[*E]", {false, true, false}},    {"[*-]/*-", {false, true, false}},
+        {"*-", {true, false, false}},      {"*-*-|*-", {true, false, false}},   {"MM*-/*-/*-", {true, false, false}},
+        {"E", {true, false, false}},       {"[*-]", {false, true, false}},      {"*-[*-]", {false, true, false}},
+        {"[*-]|*-", {false, true, true}},  {"M[M*]-|/*E", {false, true, true}}, {"*-|[*E]", {false, true, false}},
+        {"[*-]/*-", {false, true, false}},
     };
     for (int i = 0; i < countof(cases); i++) {
         struct tiny t;

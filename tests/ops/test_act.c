@@ -22,11 +22,10 @@ static void the_gradient_may_replace_the_pre_activations(void **state)
         float in[ROWS * 2 * F];
         int64_t wide = act_is_gated(kind) ? 2 * F : F;
         memcpy(in, x, sizeof in);
-        struct act_bwd_args a = {
-            .dy = tensor_2d(dy, DT_F32, ROWS, F),
-            .x = tensor_2d(x, DT_F32, ROWS, wide),
-            .dx = tensor_2d(dx, DT_F32, ROWS, wide),
-            .rule = {.kind = kind, .alpha = 1.702, .clamp = 1, .interleave = F / 2}};
+        struct act_bwd_args a = {.dy = tensor_2d(dy, DT_F32, ROWS, F),
+                                 .x = tensor_2d(x, DT_F32, ROWS, wide),
+                                 .dx = tensor_2d(dx, DT_F32, ROWS, wide),
+                                 .rule = {.kind = kind, .alpha = 1.702, .clamp = 1, .interleave = F / 2}};
         assert_ok(t->ops->act_bwd(&t->lane, &a), &t->e);
         a.x = a.dx = tensor_2d(in, DT_F32, ROWS, wide);
         assert_ok(t->ops->act_bwd(&t->lane, &a), &t->e);
@@ -58,12 +57,9 @@ static void the_clamp_stops_gradients_only_beyond_its_edges(void **state)
     /* gate: inside, on the edge, beyond, far below; up: inside, on each edge, beyond. */
     float x[] = {1, 2, 2.5f, -9, 0.5f, 2, -2, -2.5f}, y[4], dy[] = {1, 1, 1, 1}, dx[8];
     struct act_rule rule = {.kind = ACT_QUICK_GEGLU, .alpha = 1.5, .clamp = 2, .offset = 1};
-    struct act_fwd_args f = {
-        .x = tensor_2d(x, DT_F32, 1, 8), .y = tensor_2d(y, DT_F32, 1, 4), .rule = rule};
-    struct act_bwd_args b = {.dy = tensor_2d(dy, DT_F32, 1, 4),
-                             .x = f.x,
-                             .dx = tensor_2d(dx, DT_F32, 1, 8),
-                             .rule = rule};
+    struct act_fwd_args f = {.x = tensor_2d(x, DT_F32, 1, 8), .y = tensor_2d(y, DT_F32, 1, 4), .rule = rule};
+    struct act_bwd_args b = {
+        .dy = tensor_2d(dy, DT_F32, 1, 4), .x = f.x, .dx = tensor_2d(dx, DT_F32, 1, 8), .rule = rule};
     assert_ok(t->ops->act_fwd(&t->lane, &f), &t->e);
     assert_ok(t->ops->act_bwd(&t->lane, &b), &t->e);
     assert_true(fabs(y[1] - 2 / (1 + exp(-3.0)) * 3) < 1e-5);
@@ -92,8 +88,7 @@ static void act_refuses_what_it_cannot_do(void **state)
 {
     struct bench *t = *state;
     float m[64] = {0};
-    const struct act_fwd_args good = {.x = tensor_2d(m, DT_F32, 2, 12),
-                                      .y = tensor_2d(m + 32, DT_F32, 2, 6)};
+    const struct act_fwd_args good = {.x = tensor_2d(m, DT_F32, 2, 12), .y = tensor_2d(m + 32, DT_F32, 2, 6)};
     assert_ok(t->ops->act_fwd(&t->lane, &good), &t->e);
     struct act_fwd_args a = good;
     a.rule.kind = ACT_SILU;
@@ -103,16 +98,14 @@ static void act_refuses_what_it_cannot_do(void **state)
     assert_fails(t->ops->act_fwd(&t->lane, &a), ST_INVALID, &t->e, "kind 7");
     a = good;
     a.rule.interleave = 4;
-    assert_fails(t->ops->act_fwd(&t->lane, &a), ST_INVALID, &t->e,
-                 "interleave 4 does not divide the width 6");
+    assert_fails(t->ops->act_fwd(&t->lane, &a), ST_INVALID, &t->e, "interleave 4 does not divide the width 6");
     a = good;
     a.rule.clamp = -1;
     assert_fails(t->ops->act_fwd(&t->lane, &a), ST_INVALID, &t->e, "clamp is -1");
     a = good;
     a.prob = tensor_1d(m, DT_F32, 3);
     assert_fails(t->ops->act_fwd(&t->lane, &a), ST_INVALID, &t->e, "tensor prob");
-    struct act_bwd_args b = {
-        .dy = good.y, .x = good.x, .dx = good.x, .prob = tensor_1d(m, DT_F32, 2)};
+    struct act_bwd_args b = {.dy = good.y, .x = good.x, .dx = good.x, .prob = tensor_1d(m, DT_F32, 2)};
     assert_fails(t->ops->act_bwd(&t->lane, &b), ST_INVALID, &t->e, "tensor dprob is missing");
     b.dprob = b.prob;
     b.prob.data = NULL;
@@ -126,8 +119,7 @@ static void a_gate_works_in_place(void **state)
         float x[ROWS * F], in[ROWS * F], y[ROWS * F], g[ROWS * F], dx[ROWS * F], dg[2][ROWS * F];
         fill(x, ROWS * F, 1);
         fill(g, ROWS * F, 2);
-        struct tensor like = tensor_2d(x, DT_F32, ROWS, F),
-                      gate = tensor_2d(g, DT_F32, ROWS, shared ? 1 : F);
+        struct tensor like = tensor_2d(x, DT_F32, ROWS, F), gate = tensor_2d(g, DT_F32, ROWS, shared ? 1 : F);
         struct gate_fwd_args f = {.x = like, .g = gate, .y = tensor_2d(y, DT_F32, ROWS, F)};
         assert_ok(t->ops->gate_fwd(&t->lane, &f), &t->e);
         memcpy(in, x, sizeof in);
@@ -154,9 +146,8 @@ static void a_gate_must_fit_its_rows(void **state)
 {
     struct bench *t = *state;
     float m[64] = {0};
-    struct gate_fwd_args f = {.x = tensor_2d(m, DT_F32, 3, 4),
-                              .g = tensor_2d(m, DT_F32, 3, 2),
-                              .y = tensor_2d(m + 32, DT_F32, 3, 4)};
+    struct gate_fwd_args f = {
+        .x = tensor_2d(m, DT_F32, 3, 4), .g = tensor_2d(m, DT_F32, 3, 2), .y = tensor_2d(m + 32, DT_F32, 3, 4)};
     assert_fails(t->ops->gate_fwd(&t->lane, &f), ST_INVALID, &t->e, "tensor g");
     f.g = tensor_2d(m, DT_F32, 2, 1);
     assert_fails(t->ops->gate_fwd(&t->lane, &f), ST_INVALID, &t->e, "tensor g");
@@ -169,14 +160,12 @@ static void a_gate_must_fit_its_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(the_gradient_may_replace_the_pre_activations, open_cpu_bench,
-                                        close_cpu_bench),
-        cmocka_unit_test_setup_teardown(interleaved_columns_mean_the_same_as_halves, open_cpu_bench,
-                                        close_cpu_bench),
+        cmocka_unit_test_setup_teardown(the_gradient_may_replace_the_pre_activations, open_cpu_bench, close_cpu_bench),
+        cmocka_unit_test_setup_teardown(interleaved_columns_mean_the_same_as_halves, open_cpu_bench, close_cpu_bench),
         cmocka_unit_test_setup_teardown(the_clamp_stops_gradients_only_beyond_its_edges, open_cpu_bench,
                                         close_cpu_bench),
-        cmocka_unit_test_setup_teardown(a_nan_is_not_hidden_and_large_values_stay_finite,
-                                        open_cpu_bench, close_cpu_bench),
+        cmocka_unit_test_setup_teardown(a_nan_is_not_hidden_and_large_values_stay_finite, open_cpu_bench,
+                                        close_cpu_bench),
         cmocka_unit_test_setup_teardown(act_refuses_what_it_cannot_do, open_cpu_bench, close_cpu_bench),
         cmocka_unit_test_setup_teardown(a_gate_works_in_place, open_cpu_bench, close_cpu_bench),
         cmocka_unit_test_setup_teardown(a_gate_must_fit_its_rows, open_cpu_bench, close_cpu_bench),

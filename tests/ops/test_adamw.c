@@ -10,8 +10,7 @@ static const double lr = 0.0625, beta1 = 0.875, beta2 = 0.96875, decay = 0.25;
 static struct err error;
 
 /* One update on either device; arrays are of its real type. */
-static int update(enum dev_kind kind, void *p, void *g, void *m, void *v, int64_t n, double *hyper,
-                  double *scale)
+static int update(enum dev_kind kind, void *p, void *g, void *m, void *v, int64_t n, double *hyper, double *scale)
 {
     struct dev dev;
     assert_ok(dev_open(&dev, kind, 0, &error), &error);
@@ -34,10 +33,9 @@ static void three_steps_give_known_values(void **state)
 {
     (void)state;
     static const double grads[3][3] = {{0.25, 1e-3, 8}, {-1, 1e-3, 0}, {2, 1e-3, -4}};
-    static const double want_p[3][3] = {
-        {0.4296875024999999, -2.03124937500625, -0.062499999921874994},
-        {0.45845490238162884, -2.0620104785280273, -0.10310264663875847},
-        {0.4275979620690489, -2.0922909398072767, -0.11132467508245948}};
+    static const double want_p[3][3] = {{0.4296875024999999, -2.03124937500625, -0.062499999921874994},
+                                        {0.45845490238162884, -2.0620104785280273, -0.10310264663875847},
+                                        {0.4275979620690489, -2.0922909398072767, -0.11132467508245948}};
     static const double want_m[3] = {0.16455078125, 0.00033007812499999997, 0.265625};
     static const double want_v[3] = {0.1571063995361328, 9.0850830078125e-08, 2.376953125};
     double p[3] = {0.5, -2, 0}, m[3] = {0}, v[3] = {0}, scale[4] = {1, 1, 0, 0};
@@ -56,16 +54,14 @@ static void three_steps_give_known_values(void **state)
     }
     for (int i = 0; i < 3; i++) {
         assert_true(fabs(m[i] - want_m[i]) < 1e-15 && fabs(v[i] - want_v[i]) < 1e-15);
-        assert_true(fabs((double)m32[i] / want_m[i] - 1) < 1e-6 &&
-                    fabs((double)v32[i] / want_v[i] - 1) < 1e-6);
+        assert_true(fabs((double)m32[i] / want_m[i] - 1) < 1e-6 && fabs((double)v32[i] / want_v[i] - 1) < 1e-6);
     }
 }
 
 static void a_skipped_step_writes_nothing(void **state)
 {
     (void)state;
-    double hyper[8] = {lr, 0, NAN},
-           scale[4] = {INFINITY, NAN, 1, 0}; /* as after a non-finite norm */
+    double hyper[8] = {lr, 0, NAN}, scale[4] = {INFINITY, NAN, 1, 0}; /* as after a non-finite norm */
     float p[2] = {1, 2}, g[2] = {NAN, INFINITY}, m[2] = {3, 4}, v[2] = {5, 6};
     assert_ok(update(DEV_CPU, p, g, m, v, 2, hyper, scale), &error);
     assert_true(p[0] == 1 && p[1] == 2 && m[0] == 3 && m[1] == 4 && v[0] == 5 && v[1] == 6);
@@ -77,8 +73,7 @@ static void a_skipped_step_writes_nothing(void **state)
 static void the_clip_coefficient_scales_the_gradient(void **state)
 {
     (void)state;
-    double hyper[8] = {lr, 1 - beta1, 1 - beta2}, scale[4] = {8, 0.125, 0, 0},
-           plain[4] = {0, 1, 0, 0};
+    double hyper[8] = {lr, 1 - beta1, 1 - beta2}, scale[4] = {8, 0.125, 0, 0}, plain[4] = {0, 1, 0, 0};
     float p[2] = {1, 1}, g[2] = {8, -16}, m[2] = {0}, v[2] = {0};
     float q[2] = {1, 1}, h[2] = {1, -2}, mq[2] = {0}, vq[2] = {0};
     assert_ok(update(DEV_CPU, p, g, m, v, 2, hyper, scale), &error);
@@ -126,10 +121,8 @@ static void unusable_numbers_are_refused_before_writing(void **state)
         memset(m, 0x77, sizeof m);
         enum dev_kind k = (enum dev_kind)kind;
         assert_fails(update(k, p, g, m, v, 1, no_step, scale), ST_INVALID, &error, "counts from 1");
-        assert_fails(update(k, p, g, m, v, 1, nan_lr, scale), ST_NONFINITE, &error,
-                     "learning rate");
-        assert_fails(update(k, p, g, m, v, 1, good, bad_scale), ST_NONFINITE, &error,
-                     "coefficient");
+        assert_fails(update(k, p, g, m, v, 1, nan_lr, scale), ST_NONFINITE, &error, "learning rate");
+        assert_fails(update(k, p, g, m, v, 1, good, bad_scale), ST_NONFINITE, &error, "coefficient");
         assert_int_equal(((unsigned char *)p)[0], 0x77);
         assert_int_equal(((unsigned char *)m)[7], 0x77);
     }
@@ -157,13 +150,24 @@ static void several_parameters_go_as_one_by_one(void **state)
     for (int way = 0; way < 2; way++) {
         struct adamw_part part[PARTS];
         for (int k = 0; k < PARTS; k++)
-            part[k] = (struct adamw_part){tensor_1d(p[way][k], DT_F32, N), tensor_1d(g[k], DT_F32, N), tensor_1d(m[way][k], DT_F32, N),
-                                          tensor_1d(v[way][k], DT_F32, N), tensor_1d(copy[way][k], DT_F32, N), decays[k]};
+            part[k] = (struct adamw_part){tensor_1d(p[way][k], DT_F32, N),    tensor_1d(g[k], DT_F32, N),
+                                          tensor_1d(m[way][k], DT_F32, N),    tensor_1d(v[way][k], DT_F32, N),
+                                          tensor_1d(copy[way][k], DT_F32, N), decays[k]};
         int calls = way == 0 ? 1 : PARTS;
         for (int k = 0; k < calls; k++) {
-            struct adamw_args a = {.p = part[k].p, .g = part[k].g, .m = part[k].m, .v = part[k].v, .copy = part[k].copy, .decay = part[k].decay,
-                                   .hyper = tensor_1d(hyper, DT_F64, 8), .scale = tensor_1d(scale, DT_F64, 4), .beta1 = beta1, .beta2 = beta2,
-                                   .eps = 1e-8, .more = part + 1, .n_more = way == 0 ? PARTS - 1 : 0};
+            struct adamw_args a = {.p = part[k].p,
+                                   .g = part[k].g,
+                                   .m = part[k].m,
+                                   .v = part[k].v,
+                                   .copy = part[k].copy,
+                                   .decay = part[k].decay,
+                                   .hyper = tensor_1d(hyper, DT_F64, 8),
+                                   .scale = tensor_1d(scale, DT_F64, 4),
+                                   .beta1 = beta1,
+                                   .beta2 = beta2,
+                                   .eps = 1e-8,
+                                   .more = part + 1,
+                                   .n_more = way == 0 ? PARTS - 1 : 0};
             assert_ok(ops_for(&dev)->adamw(&lane, &a), &error);
         }
     }

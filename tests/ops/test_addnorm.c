@@ -60,8 +60,7 @@ static struct addnorm_fwd_args forward(struct bench *t)
 
 static struct dropout_rule half(struct bench *t)
 {
-    return (struct dropout_rule){
-        .p = 0.5, .key = 42, .seq = 5, .info = tensor_1d(t->info, DT_I64, 4)};
+    return (struct dropout_rule){.p = 0.5, .key = 42, .seq = 5, .info = tensor_1d(t->info, DT_I64, 4)};
 }
 
 static void the_stream_may_be_updated_in_place(void **state)
@@ -91,8 +90,7 @@ static void the_mask_is_that_of_the_dropout_op(void **state)
     struct dropout_args d = {.x = matrix(t->f), .y = matrix(dropped), .rule = half(t)};
     assert_ok(t->ops->dropout(&t->lane, &d), &t->e);
     memset(t->x, 0, sizeof t->x);
-    struct addnorm_fwd_args a = {
-        .x = matrix(t->x), .f = matrix(t->f), .s = matrix(t->s), .drop = half(t)};
+    struct addnorm_fwd_args a = {.x = matrix(t->x), .f = matrix(t->f), .s = matrix(t->s), .drop = half(t)};
     assert_ok(t->ops->addnorm_fwd(&t->lane, &a), &t->e);
     int zeros = 0;
     for (int i = 0; i < ROWS * D; i++) {
@@ -102,8 +100,7 @@ static void the_mask_is_that_of_the_dropout_op(void **state)
     assert_in_range(zeros, ROWS * D * 45 / 100, ROWS * D * 55 / 100);
     /* Backward drops the same channels. */
     float df[ROWS * D];
-    struct addnorm_bwd_args b = {
-        .ds = matrix(t->f), .dx = matrix(t->y), .df = matrix(df), .drop = half(t)};
+    struct addnorm_bwd_args b = {.ds = matrix(t->f), .dx = matrix(t->y), .df = matrix(df), .drop = half(t)};
     assert_ok(t->ops->addnorm_bwd(&t->lane, &b), &t->e);
     assert_memory_equal(t->y, t->f, sizeof t->y);
     for (int i = 0; i < ROWS * D; i++)
@@ -181,8 +178,7 @@ static void arguments_that_do_not_fit_together_are_refused(void **state)
     assert_fails(t->ops->addnorm_fwd(&t->lane, &f), ST_INVALID, &t->e, "info");
 
     f = forward(t);
-    struct addnorm_bwd_args b = {
-        .dy = f.y, .s = f.s, .rstd = f.rstd, .dx = matrix(t->x), .dw = vector(t->w)};
+    struct addnorm_bwd_args b = {.dy = f.y, .s = f.s, .rstd = f.rstd, .dx = matrix(t->x), .dw = vector(t->w)};
     assert_fails(t->ops->addnorm_bwd(&t->lane, &b), ST_INVALID, &t->e, "dw is given without w");
     b.w = vector(t->w);
     assert_fails(t->ops->addnorm_bwd(&t->lane, &b), ST_INVALID, &t->e, "work has 0 bytes");
@@ -193,16 +189,11 @@ static void arguments_that_do_not_fit_together_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(the_stream_may_be_updated_in_place, open_bench,
-                                        close_bench),
-        cmocka_unit_test_setup_teardown(the_mask_is_that_of_the_dropout_op, open_bench,
-                                        close_bench),
-        cmocka_unit_test_setup_teardown(the_gradient_may_replace_the_incoming_one, open_bench,
-                                        close_bench),
-        cmocka_unit_test_setup_teardown(no_rows_need_no_scratch_and_give_zero_sums, open_bench,
-                                        close_bench),
-        cmocka_unit_test_setup_teardown(arguments_that_do_not_fit_together_are_refused, open_bench,
-                                        close_bench),
+        cmocka_unit_test_setup_teardown(the_stream_may_be_updated_in_place, open_bench, close_bench),
+        cmocka_unit_test_setup_teardown(the_mask_is_that_of_the_dropout_op, open_bench, close_bench),
+        cmocka_unit_test_setup_teardown(the_gradient_may_replace_the_incoming_one, open_bench, close_bench),
+        cmocka_unit_test_setup_teardown(no_rows_need_no_scratch_and_give_zero_sums, open_bench, close_bench),
+        cmocka_unit_test_setup_teardown(arguments_that_do_not_fit_together_are_refused, open_bench, close_bench),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,9 +14,7 @@ static struct tensor fresh(enum dtype type, int rank, const int64_t *dim, uint64
     t.data = malloc((size_t)tensor_bytes(&t) + 1);
     assert_non_null(t.data);
     for (int64_t i = 0; i < tensor_elems(&t); i++)
-        tensor_set(&t, i,
-                   type == DT_F64 || type == DT_F32 ? (double)(float)rng_normal(key, (uint64_t)i)
-                                                    : 0);
+        tensor_set(&t, i, type == DT_F64 || type == DT_F32 ? (double)(float)rng_normal(key, (uint64_t)i) : 0);
     return t;
 }
 #define FRESH(type, rank, key, ...) fresh(type, rank, (const int64_t[]){__VA_ARGS__}, key)
@@ -93,8 +91,7 @@ static void equal_scores_give_the_mean_of_the_visible_values(void **state)
     open_bed(&b);
     for (int t = 0; t < 2; t++)
         for (int64_t window = 0; window <= 40; window += 40) {
-            struct attention_fwd_args a =
-                make_forward((struct sizes){1, 150, 150, 1, 1, 8, 1}, types[t]);
+            struct attention_fwd_args a = make_forward((struct sizes){1, 150, 150, 1, 1, 8, 1}, types[t]);
             a.window = window;
             for (int64_t i = 0; i < 150; i++) {
                 tensor_set(&a.v, i, (double)i);
@@ -118,8 +115,7 @@ static void a_sink_takes_its_share(void **state)
     struct bed b;
     open_bed(&b);
     for (int t = 0; t < 2; t++) {
-        struct attention_fwd_args a =
-            make_forward((struct sizes){2, 70, 70, 3, 1, 16, 2}, types[t]);
+        struct attention_fwd_args a = make_forward((struct sizes){2, 70, 70, 3, 1, 16, 2}, types[t]);
         for (int64_t i = 0; i < tensor_elems(&a.v); i++)
             tensor_set(&a.v, i, 1);
         assert_ok(forward(&b, &a), &b.e);
@@ -135,8 +131,7 @@ static void a_sink_takes_its_share(void **state)
             assert_true(fabs(tensor_get(&a.lse, i) - log(keys + sink)) < 1e-5);
         }
         /* Off by one is a sink of 0. */
-        struct attention_fwd_args zero =
-            make_forward((struct sizes){2, 70, 70, 3, 1, 16, 2}, types[t]);
+        struct attention_fwd_args zero = make_forward((struct sizes){2, 70, 70, 3, 1, 16, 2}, types[t]);
         for (int i = 0; i < 3; i++)
             tensor_set(&a.sink, i, 0);
         assert_ok(forward(&b, &a), &b.e);
@@ -184,22 +179,19 @@ static void packed_documents_equal_separate_ones(void **state)
     open_bed(&b);
     enum { FIRST = 71, SECOND = 66, ALL = FIRST + SECOND };
     for (int t = 0; t < 2; t++) {
-        struct attention_fwd_args all =
-            make_forward((struct sizes){1, ALL, ALL, 2, 1, 16, 16}, types[t]);
+        struct attention_fwd_args all = make_forward((struct sizes){1, ALL, ALL, 2, 1, 16, 16}, types[t]);
         int32_t doc[ALL];
         for (int i = 0; i < ALL; i++)
             doc[i] = i < FIRST ? 0 : FIRST;
         all.doc_start = tensor_2d(doc, DT_I32, 1, ALL);
         assert_ok(forward(&b, &all), &b.e);
-        struct attention_fwd_args one =
-            make_forward((struct sizes){1, SECOND, SECOND, 2, 1, 16, 16}, types[t]);
+        struct attention_fwd_args one = make_forward((struct sizes){1, SECOND, SECOND, 2, 1, 16, 16}, types[t]);
         size_t size = dtype_bytes(types[t]);
         memcpy(one.q.data, (char *)all.q.data + FIRST * 32 * size, SECOND * 32 * size);
         memcpy(one.k.data, (char *)all.k.data + FIRST * 16 * size, SECOND * 16 * size);
         memcpy(one.v.data, (char *)all.v.data + FIRST * 16 * size, SECOND * 16 * size);
         assert_ok(forward(&b, &one), &b.e);
-        struct tensor tail =
-            tensor_4d((char *)all.o.data + FIRST * 32 * size, types[t], 1, SECOND, 2, 16);
+        struct tensor tail = tensor_4d((char *)all.o.data + FIRST * 32 * size, types[t], 1, SECOND, 2, 16);
         assert_near(&tail, &one.o, t == 0 ? 0 : 1e-6);
         free_forward(&all);
         free_forward(&one);
@@ -214,9 +206,8 @@ static void grouped_heads_equal_repeated_keys_and_sum_their_gradients(void **sta
     open_bed(&b);
     enum { H = 6, G = 2, S = 67, D = 16 };
     for (int t = 0; t < 2; t++) {
-        struct attention_fwd_args f[2] = {
-            make_forward((struct sizes){1, S, S, H, G, D, D}, types[t]),
-            make_forward((struct sizes){1, S, S, H, H, D, D}, types[t])};
+        struct attention_fwd_args f[2] = {make_forward((struct sizes){1, S, S, H, G, D, D}, types[t]),
+                                          make_forward((struct sizes){1, S, S, H, H, D, D}, types[t])};
         struct tensor dk[2], dv[2];
         for (int64_t j = 0; j < S; j++)
             for (int64_t h = 0; h < H; h++)
@@ -271,8 +262,7 @@ static void rows_without_keys_give_zero(void **state)
     open_bed(&b);
     for (int t = 0; t < 2; t++)
         for (int64_t s = 2; s <= 80; s += 78) {
-            struct attention_fwd_args a =
-                make_forward((struct sizes){1, s, s, 1, 1, 4, 4}, types[t]);
+            struct attention_fwd_args a = make_forward((struct sizes){1, s, s, 1, 1, 4, 4}, types[t]);
             int64_t start = -1;
             a.start = tensor_1d(&start, DT_I64, 1);
             assert_ok(forward(&b, &a), &b.e);
@@ -283,8 +273,7 @@ static void rows_without_keys_give_zero(void **state)
             assert_true(isinf(tensor_get(&a.lse, 0)) && tensor_get(&a.lse, 0) < 0);
             a.sink = FRESH(types[t], 1, 9, 1);
             assert_ok(forward(&b, &a), &b.e);
-            assert_true(tensor_get(&a.o, 0) == 0 &&
-                        tensor_get(&a.lse, 0) == tensor_get(&a.sink, 0));
+            assert_true(tensor_get(&a.o, 0) == 0 && tensor_get(&a.lse, 0) == tensor_get(&a.sink, 0));
             start = INT64_MIN;
             assert_ok(forward(&b, &a), &b.e);
             assert_true(tensor_get(&a.o, tensor_elems(&a.o) - 1) == 0);
@@ -315,11 +304,10 @@ static void huge_scores_stay_finite(void **state)
 /* ---- decoding -------------------------------------------------------------------------------- */
 
 /* Feed the rows of `all` in pieces through a cache whose unwritten part is NaN. */
-static void decode(struct bed *b, const struct attention_fwd_args *all, int64_t prefill,
-                   int64_t cache, double tolerance)
+static void decode(struct bed *b, const struct attention_fwd_args *all, int64_t prefill, int64_t cache,
+                   double tolerance)
 {
-    int64_t s = all->q.dim[1], h = all->q.dim[2], g = all->k.dim[2], d = all->q.dim[3],
-            dv = all->v.dim[3];
+    int64_t s = all->q.dim[1], h = all->q.dim[2], g = all->k.dim[2], d = all->q.dim[3], dv = all->v.dim[3];
     enum dtype real = all->q.dtype;
     size_t size = dtype_bytes(real);
     struct tensor k = FRESH(real, 4, 2, 1, cache, g, d), v = FRESH(real, 4, 3, 1, cache, g, dv);
@@ -327,10 +315,10 @@ static void decode(struct bed *b, const struct attention_fwd_args *all, int64_t 
     memset(v.data, 0xFF, (size_t)tensor_bytes(&v));
     for (int64_t at = 0, n; at < s; at += n) {
         n = at == 0 ? prefill : 1;
-        memcpy((char *)k.data + (size_t)(at * g * d) * size,
-               (char *)all->k.data + (size_t)(at * g * d) * size, (size_t)(n * g * d) * size);
-        memcpy((char *)v.data + (size_t)(at * g * dv) * size,
-               (char *)all->v.data + (size_t)(at * g * dv) * size, (size_t)(n * g * dv) * size);
+        memcpy((char *)k.data + (size_t)(at * g * d) * size, (char *)all->k.data + (size_t)(at * g * d) * size,
+               (size_t)(n * g * d) * size);
+        memcpy((char *)v.data + (size_t)(at * g * dv) * size, (char *)all->v.data + (size_t)(at * g * dv) * size,
+               (size_t)(n * g * dv) * size);
         struct attention_fwd_args a = *all;
         a.q = tensor_4d((char *)all->q.data + (size_t)(at * h * d) * size, real, 1, n, h, d);
         a.k = k;
@@ -341,12 +329,10 @@ static void decode(struct bed *b, const struct attention_fwd_args *all, int64_t 
         a.o = FRESH(real, 4, 4, 1, n, h, dv);
         a.lse = FRESH(real, 3, 5, 1, h, n);
         assert_ok(forward(b, &a), &b->e);
-        struct tensor want =
-            tensor_4d((char *)all->o.data + (size_t)(at * h * dv) * size, real, 1, n, h, dv);
+        struct tensor want = tensor_4d((char *)all->o.data + (size_t)(at * h * dv) * size, real, 1, n, h, dv);
         assert_near(&a.o, &want, tolerance);
         for (int64_t i = 0; i < h * n; i++) {
-            double got = tensor_get(&a.lse, i),
-                   full = tensor_get(&all->lse, i / n * s + at + i % n);
+            double got = tensor_get(&a.lse, i), full = tensor_get(&all->lse, i / n * s + at + i % n);
             assert_true(fabs(got - full) <= tolerance);
         }
         free(a.o.data);
@@ -367,8 +353,7 @@ static void cached_decoding_equals_the_full_pass(void **state)
         doc[i] = i < 30 ? 0 : 30;
     for (int t = 0; t < 2; t++)
         for (int option = 0; option < 4; option++) {
-            struct attention_fwd_args a =
-                make_forward((struct sizes){1, S, S, 4, 2, 16, 8}, types[t]);
+            struct attention_fwd_args a = make_forward((struct sizes){1, S, S, 4, 2, 16, 8}, types[t]);
             a.window = option == 1 ? 20 : 0;
             a.sink_zero = option == 3;
             if (option == 2) {
@@ -413,22 +398,14 @@ static void views_of_a_fused_buffer_give_the_same_bits_as_dense_tensors(void **s
     struct bed b;
     open_bed(&b);
     for (int t = 0; t < 2; t++) {
-        struct tensor fused = FRESH(types[t], 3, 1, FB, FS, FROW),
-                      grads = FRESH(types[t], 3, 2, FB, FS, FROW);
+        struct tensor fused = FRESH(types[t], 3, 1, FB, FS, FROW), grads = FRESH(types[t], 3, 2, FB, FS, FROW);
         struct tensor before = dense_copy(&grads), o = FRESH(types[t], 4, 4, FB, FS, FH, FD);
-        struct tensor lse = FRESH(types[t], 3, 5, FB, FH, FS),
-                      dout = FRESH(types[t], 4, 6, FB, FS, FH, FD);
+        struct tensor lse = FRESH(types[t], 3, 5, FB, FH, FS), dout = FRESH(types[t], 4, 6, FB, FS, FH, FD);
         struct attention_fwd_args f = {.o = o, .lse = lse, .scale = 0.25, .window = 50};
         split(&fused, &f.q, &f.k, &f.v);
         assert_ok(forward(&b, &f), &b.e);
-        struct attention_bwd_args r = {.d_o = dout,
-                                       .q = f.q,
-                                       .k = f.k,
-                                       .v = f.v,
-                                       .o = o,
-                                       .lse = lse,
-                                       .scale = 0.25,
-                                       .window = 50};
+        struct attention_bwd_args r = {
+            .d_o = dout, .q = f.q, .k = f.k, .v = f.v, .o = o, .lse = lse, .scale = 0.25, .window = 50};
         split(&grads, &r.dq, &r.dk, &r.dv);
         assert_ok(backward(&b, &r), &b.e);
 
@@ -454,8 +431,7 @@ static void views_of_a_fused_buffer_give_the_same_bits_as_dense_tensors(void **s
         assert_same(&dr.dv, &r.dv);
         for (int64_t row = 0; row < FB * FS; row++) /* what lies beside them is left alone */
             for (int64_t c = FROW - 5; c < FROW; c++)
-                assert_true(tensor_get(&grads, row * FROW + c) ==
-                            tensor_get(&before, row * FROW + c));
+                assert_true(tensor_get(&grads, row * FROW + c) == tensor_get(&before, row * FROW + c));
         struct tensor *all[] = {&fused, &grads, &before, &dout, &dr.dq, &dr.dk, &dr.dv, &o, &lse};
         for (int i = 0; i < countof(all); i++)
             free(all[i]->data);
@@ -519,8 +495,7 @@ static void check_table(const struct ops *ops, const char *name, const char *isa
         assert_ok(op_call_run(&ops_ref, &ref_lane, &slow), &e);
         assert_true(op_guards_intact(&fast, &fm));
         for (int i = 0; i < d->n_args; i++) {
-            if ((d->args[i].role != ARG_OUT && d->args[i].role != ARG_OOUT) ||
-                fast.t[i].data == NULL)
+            if ((d->args[i].role != ARG_OUT && d->args[i].role != ARG_OOUT) || fast.t[i].data == NULL)
                 continue;
             double worst = 0, largest = 1e-6;
             for (int64_t k = 0; k < tensor_elems(&fast.t[i]); k++) {
@@ -529,8 +504,8 @@ static void check_table(const struct ops *ops, const char *name, const char *isa
                 worst = g == w ? worst : fmax(worst, isnan(g - w) ? HUGE_VAL : fabs(g - w));
             }
             if (worst > d->tolerance * largest)
-                fail_msg("%s (%s) '%s': %s is off by %g of %g", name, isa, d->samples[s].text,
-                         d->args[i].name, worst, largest);
+                fail_msg("%s (%s) '%s': %s is off by %g of %g", name, isa, d->samples[s].text, d->args[i].name, worst,
+                         largest);
         }
         op_call_free(&fm);
         op_call_free(&sm);
@@ -562,9 +537,7 @@ static void bad_arguments_are_refused(void **state)
     struct bed b;
     open_bed(&b);
     for (int t = 0; t < 2; t++) {
-        struct attention_fwd_args good =
-                                      make_forward((struct sizes){1, 7, 9, 4, 2, 8, 8}, types[t]),
-                                  a = good;
+        struct attention_fwd_args good = make_forward((struct sizes){1, 7, 9, 4, 2, 8, 8}, types[t]), a = good;
         a.k.dim[2] = a.v.dim[2] = 3;
         assert_fails(forward(&b, &a), ST_INVALID, &b.e, "4 query heads cannot share 3 kv heads");
         a = good;
@@ -611,8 +584,7 @@ static void bad_arguments_are_refused(void **state)
         assert_fails(backward(&b, &r), ST_INVALID, &b.e, "dsink is missing");
         if (t == 1) {
             struct lane l = {.dev = &b.dev[1], .err = &b.e};
-            assert_fails(ops_for(&b.dev[1])->attention_fwd(&l, &good), ST_INVALID, &b.e,
-                         "work has 0 bytes");
+            assert_fails(ops_for(&b.dev[1])->attention_fwd(&l, &good), ST_INVALID, &b.e, "work has 0 bytes");
         }
         free_forward(&good);
     }

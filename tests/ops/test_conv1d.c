@@ -72,8 +72,7 @@ static void pieces_with_a_tail_equal_the_whole(void **state)
     for (int k = 0; k < countof(kinds); k++) {
         struct bench *t = open_bench(kinds[k]);
         enum dtype real = t->ops->real;
-        double x[B * S * C], y[B * S * C], part[B * S * C], w[C * W], bias[C],
-            tail[B * (W - 1) * C];
+        double x[B * S * C], y[B * S * C], part[B * S * C], w[C * W], bias[C], tail[B * (W - 1) * C];
         struct conv1d_fwd_args a = {.x = tensor_3d(x, real, B, S, C),
                                     .w = tensor_2d(w, real, C, W),
                                     .bias = tensor_1d(bias, real, C),
@@ -90,10 +89,8 @@ static void pieces_with_a_tail_equal_the_whole(void **state)
         int64_t start = 0;
         p.start = tensor_1d(&start, DT_I64, 1);
         for (int i = 0; i < countof(pieces); i++) {
-            p.x = tensor_3d((char *)x + start * C * (int64_t)dtype_bytes(real), real, B, pieces[i],
-                            C);
-            p.y = tensor_3d((char *)part + start * C * (int64_t)dtype_bytes(real), real, B,
-                            pieces[i], C);
+            p.x = tensor_3d((char *)x + start * C * (int64_t)dtype_bytes(real), real, B, pieces[i], C);
+            p.y = tensor_3d((char *)part + start * C * (int64_t)dtype_bytes(real), real, B, pieces[i], C);
             p.x.stride[0] = p.y.stride[0] = S * C;
             assert_ok(t->ops->conv1d_fwd(&t->lane, &p), &t->e);
             start += pieces[i];

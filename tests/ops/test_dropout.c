@@ -7,8 +7,8 @@
 
 enum { SEQ = 16, D = 130, SAMPLES = 8, TOKENS = SEQ * SAMPLES };
 
-static void apply(enum dev_kind kind, void *x, void *y, int64_t rows, int64_t d, double p,
-                  uint64_t key, int64_t seq, int64_t step, int64_t sample)
+static void apply(enum dev_kind kind, void *x, void *y, int64_t rows, int64_t d, double p, uint64_t key, int64_t seq,
+                  int64_t step, int64_t sample)
 {
     struct err e = {0};
     struct dev dev;
@@ -16,10 +16,9 @@ static void apply(enum dev_kind kind, void *x, void *y, int64_t rows, int64_t d,
     struct lane lane = {.dev = &dev, .err = &e};
     int64_t info[4] = {step, sample, 0, 0};
     const struct ops *ops = ops_for(&dev);
-    struct dropout_args a = {
-        .x = tensor_2d(x, ops->real, rows, d),
-        .y = tensor_2d(y, ops->real, rows, d),
-        .rule = {.p = p, .key = key, .seq = seq, .info = tensor_1d(info, DT_I64, 4)}};
+    struct dropout_args a = {.x = tensor_2d(x, ops->real, rows, d),
+                             .y = tensor_2d(y, ops->real, rows, d),
+                             .rule = {.p = p, .key = key, .seq = seq, .info = tensor_1d(info, DT_I64, 4)}};
     assert_ok(ops->dropout(&lane, &a), &e);
 }
 
@@ -57,8 +56,7 @@ static void runs_of_draws_equal_single_draws(void **state)
         uint64_t key = rng_key((uint64_t)k, "site");
         dropout_bits(key, k - 3, sample, pos, first, bits);
         for (int64_t i = 0; i < DROPOUT_RUN; i++)
-            assert_int_equal(bits[i],
-                             dropout_draw(key, k - 3, sample, pos, first + i).v[(first + i) % 4]);
+            assert_int_equal(bits[i], dropout_draw(key, k - 3, sample, pos, first + i).v[(first + i) % 4]);
     }
 }
 
@@ -95,8 +93,7 @@ static void the_split_into_microbatches_does_not_matter(void **state)
     for (int size = 1; size < SAMPLES; size *= 2) {
         memset(parts, 0, sizeof parts);
         for (int first = 0; first < SAMPLES; first += size)
-            apply(DEV_CPU, x + first * SEQ * D, parts + first * SEQ * D, size * SEQ, D, 0.3, key,
-                  SEQ, 5, base + first);
+            apply(DEV_CPU, x + first * SEQ * D, parts + first * SEQ * D, size * SEQ, D, 0.3, key, SEQ, 5, base + first);
         assert_memory_equal(whole, parts, sizeof whole);
     }
 }
@@ -107,8 +104,7 @@ static void step_sample_and_key_each_change_the_mask(void **state)
     static float x[SEQ * D], a[SEQ * D], b[SEQ * D];
     ones(x, SEQ * D);
     apply(DEV_CPU, x, a, SEQ, D, 0.5, 10, SEQ, 1, 1);
-    static const int64_t other[][3] = {
-        {11, 1, 1}, {10, 2, 1}, {10, 1, 2}, {10, 1, 1 + (1ll << 40)}};
+    static const int64_t other[][3] = {{11, 1, 1}, {10, 2, 1}, {10, 1, 2}, {10, 1, 1 + (1ll << 40)}};
     for (int k = 0; k < countof(other); k++) {
         int same = 0;
         apply(DEV_CPU, x, b, SEQ, D, 0.5, (uint64_t)other[k][0], SEQ, other[k][1], other[k][2]);

@@ -29,13 +29,11 @@ static void rows_are_copied_in_token_order(void **state)
     float w[] = {1, 2, 3, 4, 5, 6}, y[4 * 5];
     for (int i = 0; i < countof(y); i++)
         y[i] = -1;
-    struct embed_fwd_args a = {.token = tensor_1d(token, DT_I32, 4),
-                               .w = tensor_2d(w, DT_F32, 3, 2),
-                               .y = tensor_2d(y, DT_F32, 4, 5)};
+    struct embed_fwd_args a = {
+        .token = tensor_1d(token, DT_I32, 4), .w = tensor_2d(w, DT_F32, 3, 2), .y = tensor_2d(y, DT_F32, 4, 5)};
     a.y = tensor_cols(&a.y, 1, 2);
     assert_ok(f.ops->embed_fwd(&f.lane, &a), &f.e);
-    static const float want[] = {-1, 5, 6, -1, -1, -1, 1, 2, -1, -1,
-                                 -1, 5, 6, -1, -1, -1, 3, 4, -1, -1};
+    static const float want[] = {-1, 5, 6, -1, -1, -1, 1, 2, -1, -1, -1, 5, 6, -1, -1, -1, 3, 4, -1, -1};
     assert_memory_equal(y, want, sizeof want);
 }
 
@@ -77,9 +75,8 @@ static void strided_gradients_are_read_by_row(void **state)
     f.lane.err = &f.e;
     int32_t token[] = {1, 1};
     float dy[] = {1, 2, 100, 3, 4, 100}, dw[4] = {9, 9, 9, 9};
-    struct embed_bwd_args a = {.token = tensor_1d(token, DT_I32, 2),
-                               .dy = tensor_2d(dy, DT_F32, 2, 3),
-                               .dw = tensor_2d(dw, DT_F32, 2, 2)};
+    struct embed_bwd_args a = {
+        .token = tensor_1d(token, DT_I32, 2), .dy = tensor_2d(dy, DT_F32, 2, 3), .dw = tensor_2d(dw, DT_F32, 2, 2)};
     a.dy = tensor_cols(&a.dy, 0, 2);
     assert_ok(f.ops->embed_bwd(&f.lane, &a), &f.e);
     assert_true(dw[0] == 0 && dw[1] == 0 && dw[2] == 4 && dw[3] == 6);
@@ -101,8 +98,7 @@ static void a_bad_token_is_named_and_nothing_is_written(void **state)
                                        .w = tensor_2d(w, f.ops->real, 3, 2),
                                        .y = tensor_2d(y, f.ops->real, 2, 2)};
             assert_fails(f.ops->embed_fwd(&f.lane, &a), ST_INVALID, &f.e, "token[1]");
-            struct embed_bwd_args b = {
-                .token = a.token, .dy = a.y, .dw = tensor_2d(dw, f.ops->real, 3, 2)};
+            struct embed_bwd_args b = {.token = a.token, .dy = a.y, .dw = tensor_2d(dw, f.ops->real, 3, 2)};
             assert_fails(f.ops->embed_bwd(&f.lane, &b), ST_INVALID, &f.e, "vocabulary of 3");
             for (size_t i = 0; i < sizeof y; i++)
                 assert_int_equal(((unsigned char *)y)[i], 0x77);
@@ -119,9 +115,8 @@ static void wrong_shapes_are_refused(void **state)
     f.lane.err = &f.e;
     int32_t token[] = {0, 0};
     float w[12] = {0}, y[12] = {0};
-    struct embed_fwd_args good = {.token = tensor_1d(token, DT_I32, 2),
-                                  .w = tensor_2d(w, DT_F32, 3, 2),
-                                  .y = tensor_2d(y, DT_F32, 2, 2)};
+    struct embed_fwd_args good = {
+        .token = tensor_1d(token, DT_I32, 2), .w = tensor_2d(w, DT_F32, 3, 2), .y = tensor_2d(y, DT_F32, 2, 2)};
     struct embed_fwd_args a = good;
     a.token.dtype = DT_I64;
     assert_fails(f.ops->embed_fwd(&f.lane, &a), ST_INVALID, &f.e, "token");
@@ -131,8 +126,7 @@ static void wrong_shapes_are_refused(void **state)
     assert_fails(f.ops->embed_fwd(&f.lane, &a), ST_INVALID, &f.e, "w must be contiguous");
     a = good;
     a.y = tensor_2d(y, DT_F32, 3, 2);
-    assert_fails(f.ops->embed_fwd(&f.lane, &a), ST_INVALID, &f.e,
-                 "y is F32 [3, 2], expected F32 [2, 2]");
+    assert_fails(f.ops->embed_fwd(&f.lane, &a), ST_INVALID, &f.e, "y is F32 [3, 2], expected F32 [2, 2]");
     struct embed_bwd_args b = {.token = good.token, .dy = good.y, .dw = tensor_2d(w, DT_F32, 3, 3)};
     assert_fails(f.ops->embed_bwd(&f.lane, &b), ST_INVALID, &f.e, "dw");
 }

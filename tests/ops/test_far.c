@@ -26,8 +26,7 @@ struct far {
 
 static void *reserve(struct far *f, size_t bytes)
 {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     assert_true(p != MAP_FAILED);
     f->memory[f->n] = p;
     f->bytes[f->n++] = bytes;
@@ -49,7 +48,7 @@ static struct tensor make(struct far *f, bool rows, int rank, const int64_t *dim
         tensor_set(&t, i, (double)(float)rng_normal(key, (uint64_t)i));
     return t;
 }
-#define ROWS(key, rank, ...)  make(f, true, rank, (const int64_t[]){__VA_ARGS__}, key)
+#define ROWS(key, rank, ...) make(f, true, rank, (const int64_t[]){__VA_ARGS__}, key)
 #define DENSE(key, rank, ...) make(f, false, rank, (const int64_t[]){__VA_ARGS__}, key)
 
 static struct tensor work(struct far *f, int64_t bytes)
@@ -77,8 +76,7 @@ static void assert_same(const struct tensor *a, const struct tensor *b, const ch
 {
     for (int64_t i = 0; i < tensor_elems(a); i++)
         if (tensor_get(a, i) != tensor_get(b, i))
-            fail_msg("%s: element %lld is %.9g, dense %.9g", what, (long long)i, tensor_get(a, i),
-                     tensor_get(b, i));
+            fail_msg("%s: element %lld is %.9g, dense %.9g", what, (long long)i, tensor_get(a, i), tensor_get(b, i));
 }
 
 struct ssd_case {

@@ -52,11 +52,10 @@ static void outputs_may_lie_over_inputs(void **state)
         enum dtype real = t.ops->real;
         size_t bytes = R * D * dtype_bytes(real);
         double *m = calloc(7 * R * D, sizeof *m), w[D], dw[D], work[D * 4];
-        double *x = m, *z = m + R * D, *dy = m + 2 * R * D, *apart = m + 3 * R * D,
-               *over = m + 4 * R * D, *dz = m + 5 * R * D;
+        double *x = m, *z = m + R * D, *dy = m + 2 * R * D, *apart = m + 3 * R * D, *over = m + 4 * R * D,
+               *dz = m + 5 * R * D;
         struct tensor rstd = tensor_2d(m + 6 * R * D, real, R, D / G);
-        struct tensor tx = tensor_2d(x, real, R, D), tz = tensor_2d(z, real, R, D),
-                      tdy = tensor_2d(dy, real, R, D);
+        struct tensor tx = tensor_2d(x, real, R, D), tz = tensor_2d(z, real, R, D), tdy = tensor_2d(dy, real, R, D);
         struct tensor tw = tensor_1d(w, real, D);
         for (int i = 0; i < R * D; i++) {
             tensor_set(&tx, i, rng_normal(1, (uint64_t)i));
@@ -65,13 +64,8 @@ static void outputs_may_lie_over_inputs(void **state)
         }
         for (int i = 0; i < D; i++)
             tensor_set(&tw, i, rng_normal(4, (uint64_t)i));
-        struct gatednorm_fwd_args f = {.x = tx,
-                                       .z = tz,
-                                       .w = tw,
-                                       .y = tensor_2d(apart, real, R, D),
-                                       .rstd = rstd,
-                                       .eps = 1e-5,
-                                       .group = G};
+        struct gatednorm_fwd_args f = {
+            .x = tx, .z = tz, .w = tw, .y = tensor_2d(apart, real, R, D), .rstd = rstd, .eps = 1e-5, .group = G};
         assert_ok(t.ops->gatednorm_fwd(&t.lane, &f), &t.e);
         memcpy(over, x, bytes);
         f.x = f.y = tensor_2d(over, real, R, D);

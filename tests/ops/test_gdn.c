@@ -18,8 +18,7 @@ struct problem {
     int n_owned;
 };
 
-static struct tensor make(struct problem *p, enum dtype type, int rank, const int64_t *dim,
-                          uint64_t key)
+static struct tensor make(struct problem *p, enum dtype type, int rank, const int64_t *dim, uint64_t key)
 {
     struct tensor t = tensor_shape(type, rank, dim);
     p->owned[p->n_owned++] = t.data = calloc((size_t)tensor_elems(&t) + 1, dtype_bytes(type));
@@ -82,8 +81,7 @@ static void close_problem(struct problem *p)
 static void forward(struct problem *p) { assert_ok(p->ops->gdn_fwd(&p->lane, &p->f), &p->e); }
 static void backward(struct problem *p) { assert_ok(p->ops->gdn_bwd(&p->lane, &p->b), &p->e); }
 
-static void assert_near(const struct tensor *got, const struct tensor *want, double bound,
-                        const char *what)
+static void assert_near(const struct tensor *got, const struct tensor *want, double bound, const char *what)
 {
     double top = 0;
     for (int64_t i = 0; i < tensor_elems(want); i++)
@@ -99,13 +97,7 @@ static void chunks_of_any_length_are_the_recurrence(void **state)
     static const int64_t chunks[] = {1, 2, 15, 16, 17, 64, 77, 1000}, repeats[] = {1, 2, 4};
     for (int r = 0; r < countof(repeats); r++)
         for (int c = 0; c < countof(chunks); c++) {
-            struct problem ref = {.batch = 2,
-                                  .rows = 77,
-                                  .hk = 2,
-                                  .dk = 20,
-                                  .dv = 18,
-                                  .chunk = chunks[c]},
-                           cpu;
+            struct problem ref = {.batch = 2, .rows = 77, .hk = 2, .dk = 20, .dv = 18, .chunk = chunks[c]}, cpu;
             ref.hv = ref.hk * repeats[r];
             cpu = ref;
             open_problem(&ref, DEV_REF);
@@ -139,13 +131,10 @@ static struct tensor part(const struct tensor *t, int64_t first, int64_t n)
 static void text_in_pieces_is_the_text(enum dev_kind kind, double bound)
 {
     static const int64_t pieces[] = {1, 1, 2, 5, 40, 3, 1, 24}; /* by rows and by chunks */
-    struct problem whole =
-                       {.batch = 2, .rows = 77, .hk = 1, .hv = 2, .dk = 9, .dv = 7, .chunk = 16},
-                   *p = &whole;
+    struct problem whole = {.batch = 2, .rows = 77, .hk = 1, .hv = 2, .dk = 9, .dv = 7, .chunk = 16}, *p = &whole;
     open_problem(p, kind);
     forward(p);
-    struct tensor want = p->f.o, o = MAKE(0, 4, 2, 77, 2, 7),
-                  s = MAKE(9, 4, 2, 2, 9, 7); /* garbage: start is 0 */
+    struct tensor want = p->f.o, o = MAKE(0, 4, 2, 77, 2, 7), s = MAKE(9, 4, 2, 2, 9, 7); /* garbage: start is 0 */
     int64_t at = 0;
     for (int i = 0; i < countof(pieces); i++) {
         int64_t n = pieces[i];
@@ -186,13 +175,7 @@ static void documents_do_not_see_each_other(void **state)
     for (int kind = DEV_REF; kind <= DEV_CPU; kind++)
         for (int half = 0; half < 2; half++) {
             int64_t first = half ? FIRST : 0, n = half ? ROWS - FIRST : FIRST;
-            struct problem both = {.batch = 1,
-                                   .rows = ROWS,
-                                   .hk = 1,
-                                   .hv = 2,
-                                   .dk = 16,
-                                   .dv = 12,
-                                   .chunk = 16},
+            struct problem both = {.batch = 1, .rows = ROWS, .hk = 1, .hv = 2, .dk = 16, .dv = 12, .chunk = 16},
                            alone = both;
             alone.rows = n;
             open_problem(&both, (enum dev_kind)kind);
@@ -208,10 +191,8 @@ static void documents_do_not_see_each_other(void **state)
             forward(&alone);
             backward(&both);
             backward(&alone);
-            struct tensor got[] = {both.f.o,  both.b.dq,     both.b.dk,
-                                   both.b.dv, both.b.dalpha, both.b.dbeta};
-            struct tensor want[] = {alone.f.o,  alone.b.dq,     alone.b.dk,
-                                    alone.b.dv, alone.b.dalpha, alone.b.dbeta};
+            struct tensor got[] = {both.f.o, both.b.dq, both.b.dk, both.b.dv, both.b.dalpha, both.b.dbeta};
+            struct tensor want[] = {alone.f.o, alone.b.dq, alone.b.dk, alone.b.dv, alone.b.dalpha, alone.b.dbeta};
             for (int i = 0; i < countof(got); i++) {
                 struct tensor here = part(&got[i], first, n);
                 assert_near(&here, &want[i], kind == DEV_REF ? 1e-12 : 1e-5, "a document alone");
@@ -228,16 +209,14 @@ static void the_last_value_of_a_key_is_recalled(void **state)
     (void)state;
     static const int keys[] = {0, 1, 0, 2, 1, 0, 3, 3, 2, 1};
     for (int kind = DEV_REF; kind <= DEV_CPU; kind++) {
-        struct problem p = {
-            .batch = 1, .rows = countof(keys), .hk = 1, .hv = 1, .dk = 4, .dv = 3, .chunk = 64};
+        struct problem p = {.batch = 1, .rows = countof(keys), .hk = 1, .hv = 1, .dk = 4, .dv = 3, .chunk = 64};
         open_problem(&p, (enum dev_kind)kind);
         tensor_set(&p.f.A_log, 0, -60);
         for (int t = 0; t < countof(keys); t++) {
             tensor_set(&p.f.beta, t, 40);
             for (int c = 0; c < 4; c++) {
-                tensor_set(&p.f.k, 4 * t + c, c == keys[t] ? 1000 : 0); /* length does not matter */
-                tensor_set(&p.f.q, 4 * t + c,
-                           c == keys[t / 2] ? 3000 : 0); /* asks for an older key */
+                tensor_set(&p.f.k, 4 * t + c, c == keys[t] ? 1000 : 0);     /* length does not matter */
+                tensor_set(&p.f.q, 4 * t + c, c == keys[t / 2] ? 3000 : 0); /* asks for an older key */
             }
         }
         forward(&p);
@@ -261,12 +240,10 @@ static void wrong_arguments_are_named(void **state)
     open_problem(&p, DEV_CPU);
     struct gdn_fwd_args a = p.f;
     a.chunk = 0;
-    assert_fails(p.ops->gdn_fwd(&p.lane, &a), ST_INVALID, &p.e,
-                 "gdn_fwd: chunk is 0, expected 1 to");
+    assert_fails(p.ops->gdn_fwd(&p.lane, &a), ST_INVALID, &p.e, "gdn_fwd: chunk is 0, expected 1 to");
     a = p.f;
     a.k.dim[2] = a.q.dim[2] = 3;
-    assert_fails(p.ops->gdn_fwd(&p.lane, &a), ST_INVALID, &p.e,
-                 "4 value heads are no multiple of 3 key heads");
+    assert_fails(p.ops->gdn_fwd(&p.lane, &a), ST_INVALID, &p.e, "4 value heads are no multiple of 3 key heads");
     a = p.f;
     a.beta.dim[2] = 3;
     assert_fails(p.ops->gdn_fwd(&p.lane, &a), ST_INVALID, &p.e, "beta");

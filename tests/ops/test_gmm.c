@@ -9,8 +9,7 @@
 static void a_bias_is_scaled_by_the_probability_of_its_row(void **state)
 {
     struct bench *t = *state;
-    float x[] = {1, 2, 3, 4, 5, 6}, w[] = {1, 0, 0, 1, 1, 0, 0, 1}, bias[] = {10, 20, 100, 200},
-          y[6];
+    float x[] = {1, 2, 3, 4, 5, 6}, w[] = {1, 0, 0, 1, 1, 0, 0, 1}, bias[] = {10, 20, 100, 200}, y[6];
     float prob[2][3] = {{0.5f, 0.5f, 1}, {0.25f, 0.5f, 1.5f}};
     const float want[2][6] = {{6, 12, 8, 14, 105, 206}, {3.5f, 7, 8, 14, 155, 306}};
     int32_t offset[] = {0, 2, 3};
@@ -77,10 +76,8 @@ static void no_rows_still_give_every_gradient(void **state)
         assert_true(dw[i] == 0);
     /* Rows that belong to nobody are zero. */
     float x[4] = {NAN, NAN, NAN, NAN};
-    struct gmm_fwd_args f = {.x = tensor_2d(x, DT_F32, 2, 2),
-                             .w = b.w,
-                             .offset = b.offset,
-                             .y = tensor_2d(y, DT_F32, 2, 1)};
+    struct gmm_fwd_args f = {
+        .x = tensor_2d(x, DT_F32, 2, 2), .w = b.w, .offset = b.offset, .y = tensor_2d(y, DT_F32, 2, 1)};
     assert_ok(t->ops->gmm_fwd(&t->lane, &f), &t->e);
     assert_true(y[0] == 0 && y[1] == 0);
 }
@@ -109,33 +106,39 @@ static void offsets_that_lie_are_refused(void **state)
 static void tiles_follow_the_shape(void **state)
 {
     (void)state;
-    struct gmm_shape olmoe = {.rows = 131072, .n = 2048, .groups = 64, .ragged = true}, weights = {.rows = 1024, .n = 2048, .groups = 64};
-    struct gmm_shape few = {.rows = 64, .n = 1024, .groups = 8, .ragged = true}, thin = {.rows = 4096, .n = 128, .groups = 16, .ragged = true};
+    struct gmm_shape olmoe = {.rows = 131072, .n = 2048, .groups = 64, .ragged = true},
+                     weights = {.rows = 1024, .n = 2048, .groups = 64};
+    struct gmm_shape few = {.rows = 64, .n = 1024, .groups = 8, .ragged = true},
+                     thin = {.rows = 4096, .n = 128, .groups = 16, .ragged = true};
     assert_int_equal(gmm_tile_for(&olmoe, 132), GMM_TILE_LARGE);
     assert_int_equal(gmm_tile_for(&weights, 132), GMM_TILE_LARGE);
     assert_int_equal(gmm_tile_for(&few, 132), GMM_TILE_SMALL);
     assert_int_equal(gmm_tile_for(&thin, 132), GMM_TILE_SMALL);
 }
 
-/* However rows fall on the groups (and on none), the bound covers their tiles; here the worst case: one row too many each. */
+/* However rows fall on the groups (and on none), the bound covers their tiles; here the worst case: one row too many
+ * each. */
 static void the_bound_on_tiles_holds(void **state)
 {
     (void)state;
     for (enum gmm_tile t = GMM_TILE_SMALL; t < GMM_TILES; t++) {
         struct gmm_tile_size z = gmm_tile_size(t);
-        struct gmm_shape s = {.rows = 8 * (z.m + 1), .n = z.n + 1, .groups = 7, .ragged = true}; /* seven groups and a tail */
+        /* seven groups and a tail */
+        struct gmm_shape s = {.rows = 8 * (z.m + 1), .n = z.n + 1, .groups = 7, .ragged = true};
         assert_true(gmm_tiles_most(&s, t) >= 8 * 2 * 2);
         struct gmm_shape w = {.rows = z.m + 1, .n = z.n + 1, .groups = 7};
         assert_int_equal(gmm_tiles_most(&w, t), 7 * 2 * 2);
     }
 }
 
-/* Bulk copies: none where most multiprocessors would idle; and tiles that run together read about as many rows as weights. */
+/* Bulk copies: none where most multiprocessors would idle; and tiles that run together read about as many rows as
+ * weights. */
 static void large_tiles_are_for_large_products(void **state)
 {
     (void)state;
     assert_true(gmm_form_fills(64, 2048, 132) && !gmm_form_fills(2, 2048, 132) && !gmm_form_fills(64, 0, 132));
-    assert_true(gmm_form_fills(33, 1, 132) && !gmm_form_fills(32, 1, 132) && gmm_form_fills(32, GMM_FORM_COLS + 1, 132));
+    assert_true(gmm_form_fills(33, 1, 132) && !gmm_form_fills(32, 1, 132) &&
+                gmm_form_fills(32, GMM_FORM_COLS + 1, 132));
     double rows = GMM_FORM_SWEEP * GMM_FORM_ROWS, columns = 132.0 / GMM_FORM_SWEEP * GMM_FORM_COLS;
     assert_true(rows / columns > 0.5 && rows / columns < 2);
 }
@@ -157,7 +160,11 @@ static void run_big(struct big *b, int threads)
                   at = tensor_1d(offset, DT_I32, BIG_EXPERTS + 1), y = tensor_2d(b->y, DT_F32, BIG_ROWS, BIG);
     struct gmm_fwd_args f = {.x = x, .w = w, .offset = at, .y = y};
     assert_ok(ops->gmm_fwd(&lane, &f), &e);
-    struct gmm_bwd_args g = {.dy = y, .x = x, .w = w, .offset = at, .dx = tensor_2d(b->dx, DT_F32, BIG_ROWS, BIG),
+    struct gmm_bwd_args g = {.dy = y,
+                             .x = x,
+                             .w = w,
+                             .offset = at,
+                             .dx = tensor_2d(b->dx, DT_F32, BIG_ROWS, BIG),
                              .dw = tensor_3d(b->dw, DT_F32, BIG_EXPERTS, BIG, BIG)};
     assert_ok(ops->gmm_bwd(&lane, &g), &e);
     dev_close(&dev);

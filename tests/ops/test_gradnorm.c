@@ -65,8 +65,11 @@ static void several_tensors_of_a_call_keep_their_sums_apart(void **state)
     assert_ok(dev_open(&dev, DEV_CPU, 0, &error), &error);
     struct lane lane = {.dev = &dev, .err = &error};
     const struct tensor more[] = {tensor_1d(x[1], DT_F32, 3), tensor_1d(x[2], DT_F32, 2)};
-    struct sqnorm_args a = {.x = tensor_1d(x[0], DT_F32, 3), .out = tensor_1d(out, DT_F64, 3), .work = tensor_1d(work, DT_U8, sizeof work),
-                            .more = more, .n_more = 2};
+    struct sqnorm_args a = {.x = tensor_1d(x[0], DT_F32, 3),
+                            .out = tensor_1d(out, DT_F64, 3),
+                            .work = tensor_1d(work, DT_U8, sizeof work),
+                            .more = more,
+                            .n_more = 2};
     assert_ok(ops_for(&dev)->sqnorm(&lane, &a), &error);
     assert_true(out[0] == 25 && out[1] == 9 && out[2] == 169);
     a.out = tensor_1d(out, DT_F64, 2);
@@ -88,14 +91,12 @@ static void non_finite_input_gives_a_non_finite_sum(void **state)
     }
 }
 
-static void clip_on(enum dev_kind kind, double *sums, int64_t k, double *loss, double max_norm,
-                    double out[4])
+static void clip_on(enum dev_kind kind, double *sums, int64_t k, double *loss, double max_norm, double out[4])
 {
     struct dev dev;
     assert_ok(dev_open(&dev, kind, 0, &error), &error);
     struct lane lane = {.dev = &dev, .err = &error};
-    struct clip_args a = {
-        .sums = tensor_1d(sums, DT_F64, k), .out = tensor_1d(out, DT_F64, 4), .max_norm = max_norm};
+    struct clip_args a = {.sums = tensor_1d(sums, DT_F64, k), .out = tensor_1d(out, DT_F64, 4), .max_norm = max_norm};
     if (loss != NULL)
         a.loss = tensor_1d(loss, DT_F64, 2);
     double total = 0;
@@ -132,7 +133,8 @@ static void clip_reads_every_fourth_number(void **state)
         struct dev dev;
         assert_ok(dev_open(&dev, (enum dev_kind)kind, 1, &error), &error);
         struct lane lane = {.dev = &dev, .err = &error};
-        struct clip_args a = {.sums = tensor_1d(gathered + 3, DT_F64, 2), .out = tensor_1d(out, DT_F64, 4), .max_norm = 1};
+        struct clip_args a = {
+            .sums = tensor_1d(gathered + 3, DT_F64, 2), .out = tensor_1d(out, DT_F64, 4), .max_norm = 1};
         a.sums.stride[0] = 4;
         assert_ok(ops_for(&dev)->clip(&lane, &a), &error);
         assert_true(out[0] == 5 && out[2] == 0 && out[3] == 25);
@@ -167,12 +169,10 @@ static void bad_arguments_are_refused(void **state)
     struct sqnorm_args s = {.x = tensor_1d(x, DT_F32, SQNORM_BLOCK + 1),
                             .out = tensor_1d(out, DT_F64, 1),
                             .work = tensor_1d(work, DT_U8, sizeof work)};
-    assert_fails(ops_for(&dev)->sqnorm(&lane, &s), ST_INVALID, &error,
-                 "work has 8 bytes, 16 needed");
+    assert_fails(ops_for(&dev)->sqnorm(&lane, &s), ST_INVALID, &error, "work has 8 bytes, 16 needed");
     s.out.dtype = DT_F32;
     assert_fails(ops_for(&dev)->sqnorm(&lane, &s), ST_INVALID, &error, "out");
-    struct clip_args c = {
-        .sums = tensor_1d(work, DT_F64, 1), .out = tensor_1d(out, DT_F64, 4), .max_norm = -1};
+    struct clip_args c = {.sums = tensor_1d(work, DT_F64, 1), .out = tensor_1d(out, DT_F64, 4), .max_norm = -1};
     assert_fails(ops_for(&dev)->clip(&lane, &c), ST_INVALID, &error, "max_norm is -1");
     c.max_norm = NAN;
     assert_fails(ops_for(&dev)->clip(&lane, &c), ST_INVALID, &error, "max_norm");

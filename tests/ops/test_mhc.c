@@ -57,14 +57,16 @@ static void assert_near(const struct tensor *t, const double *values, int64_t fi
 static const struct mhc_rule d4 = {.streams = 4, .profile = MHC_D, .iterations = 20};
 static const struct mhc_rule s4 = {.streams = 4, .profile = MHC_S, .iterations = 20};
 
-/* ---- values of the specification ------------------------------------------------------------------------ */
+/* ---- values of the specification ------------------------------------------------------------- */
 
-static const double golden_logits[16] = {0.5, -0.3, 1.2, 0.0, 0.1, 0.9, -0.7, 0.4, -1.0, 0.2, 0.3, 0.8, 0.6, -0.5, 0.0, -0.2};
+static const double golden_logits[16] = {0.5,  -0.3, 1.2, 0.0, 0.1, 0.9,  -0.7, 0.4,
+                                         -1.0, 0.2,  0.3, 0.8, 0.6, -0.5, 0.0,  -0.2};
 
 static void check_golden(enum dev_kind kind, double tolerance)
 {
-    static const double want_s[16] = {0.267212513, 0.122285576, 0.464021548, 0.146480363, 0.205164244, 0.465041044, 0.079495273, 0.250299439,
-                                      0.076844566, 0.259848712, 0.243148285, 0.420158437, 0.450778677, 0.152824668, 0.213334894, 0.183061761};
+    static const double want_s[16] = {0.267212513, 0.122285576, 0.464021548, 0.146480363, 0.205164244, 0.465041044,
+                                      0.079495273, 0.250299439, 0.076844566, 0.259848712, 0.243148285, 0.420158437,
+                                      0.450778677, 0.152824668, 0.213334894, 0.183061761};
     static const double want_d_first[4] = {0.267212133, 0.122285996, 0.464020265, 0.146480606};
     static const double want_d_last[4] = {0.450777390, 0.152824926, 0.213334843, 0.183061842};
     static const double upstream[16] = {1, 0, 0, 0, 0, -1, 0, 0, 0, 0, 0.5, 0, 0.25, 0, 0, 2};
@@ -105,11 +107,17 @@ static void mixing_is_transposed_in_profile_d_and_not_in_s(void **state)
     for (int kind = 0; kind < 2; kind++) {
         struct machine m;
         open_machine(&m, kind ? DEV_CPU : DEV_REF);
-        struct tensor res = from(&m, 1, 4, res_in), x = from(&m, 1, 8, x_in), f = make(&m, 1, 4, 0, 0), post = make(&m, 1, 2, 0, 0);
+        struct tensor res = from(&m, 1, 4, res_in), x = from(&m, 1, 8, x_in), f = make(&m, 1, 4, 0, 0),
+                      post = make(&m, 1, 2, 0, 0);
         for (int profile = 0; profile < 2; profile++) {
             struct tensor y = make(&m, 1, 8, 0, 0);
-            struct mhc_combine_fwd_args a = {.x = x, .f = f, .post = post, .res = res, .y = y,
-                                             .rule = {.streams = 2, .profile = profile ? MHC_S : MHC_D, .iterations = 1}};
+            struct mhc_combine_fwd_args a = {
+                .x = x,
+                .f = f,
+                .post = post,
+                .res = res,
+                .y = y,
+                .rule = {.streams = 2, .profile = profile ? MHC_S : MHC_D, .iterations = 1}};
             assert_ok(m.ops->mhc_combine_fwd(&m.lane, &a), &e);
             assert_near(&y, want[profile], 0, 8, 0);
             a.y = a.x; /* in place */
@@ -127,7 +135,7 @@ static void mixing_is_transposed_in_profile_d_and_not_in_s(void **state)
     }
 }
 
-/* ---- extremes ---------------------------------------------------------------------------------------------- */
+/* ---- extremes -------------------------------------------------------------------------------- */
 
 /* Worst |line sum - 1| of rows (true) or columns. */
 static double line_error(const struct tensor *res, int64_t n, bool rows)
@@ -150,7 +158,8 @@ static void huge_logits_stay_finite_forward_and_backward(void **state)
         for (int profile = 0; profile < 2; profile++) {
             struct machine m;
             open_machine(&m, kind ? DEV_CPU : DEV_REF);
-            struct tensor logits = make(&m, 40, 16, 5, 1e4), res = make(&m, 40, 16, 0, 0), up = make(&m, 40, 16, 6, 1), dl = make(&m, 40, 16, 0, 0);
+            struct tensor logits = make(&m, 40, 16, 5, 1e4), res = make(&m, 40, 16, 0, 0), up = make(&m, 40, 16, 6, 1),
+                          dl = make(&m, 40, 16, 0, 0);
             struct mhc_rule rule = profile ? s4 : d4;
             struct mhc_sinkhorn_fwd_args f = {.logits = logits, .res = res, .rule = rule};
             struct mhc_sinkhorn_bwd_args b = {.dres = up, .logits = logits, .dlogits = dl, .rule = rule};
@@ -192,7 +201,8 @@ static void large_inputs_do_not_overflow_the_root_mean_square(void **state)
     (void)state;
     struct machine m;
     open_machine(&m, DEV_CPU);
-    struct tensor x = make(&m, 1, 16384, 1, 0), w = make(&m, 24, 16384, 2, 0.01), p = make(&m, 1, 24, 0, 0), rho = make(&m, 1, 1, 0, 0);
+    struct tensor x = make(&m, 1, 16384, 1, 0), w = make(&m, 24, 16384, 2, 0.01), p = make(&m, 1, 24, 0, 0),
+                  rho = make(&m, 1, 1, 0, 0);
     struct mhc_project_fwd_args a = {.x = x, .w = w, .p = p, .rho = rho};
     for (int big = 0; big < 2; big++) {
         double v = big ? 1e16 : 256;
@@ -216,7 +226,8 @@ static void a_stream_of_zeros_has_no_gradient_through_the_norm(void **state)
     for (int kind = 0; kind < 2; kind++) {
         struct machine m;
         open_machine(&m, kind ? DEV_CPU : DEV_REF);
-        struct tensor x = make(&m, 3, 8, 0, 0), w = make(&m, 8, 8, 2, 1), dp = make(&m, 3, 8, 0, 0), rho = make(&m, 3, 1, 0, 0);
+        struct tensor x = make(&m, 3, 8, 0, 0), w = make(&m, 8, 8, 2, 1), dp = make(&m, 3, 8, 0, 0),
+                      rho = make(&m, 3, 1, 0, 0);
         struct tensor drho = make(&m, 3, 1, 4, 1), dx = make(&m, 3, 8, 5, 1);
         struct mhc_project_bwd_args a = {.dp = dp, .drho = drho, .x = x, .w = w, .rho = rho, .dx = dx};
         assert_ok(m.ops->mhc_project_bwd(&m.lane, &a), &e);
@@ -229,7 +240,7 @@ static void a_stream_of_zeros_has_no_gradient_through_the_norm(void **state)
     }
 }
 
-/* ---- the boundary and its primitives ------------------------------------------------------------------------- */
+/* ---- the boundary and its primitives --------------------------------------------------------- */
 
 enum { ROWS = 37, C = 13, N4 = 24 };
 
@@ -248,10 +259,12 @@ static void open_boundary(struct boundary *b, enum dev_kind kind, struct mhc_rul
     struct {
         struct tensor *t;
         int64_t rows, cols;
-    } all[] = {{&b->x, ROWS, 4 * C}, {&b->f, ROWS, C}, {&b->bias, 1, C}, {&b->coef_in, ROWS, N4}, {&b->w, N4, 4 * C}, {&b->a_pre, 1, 1},
-               {&b->a_post, 1, 1}, {&b->a_res, 1, 1}, {&b->beta, 1, N4}, {&b->gain, 1, C}, {&b->y, ROWS, 4 * C}, {&b->stat, ROWS, N4 + 2},
-               {&b->coef, ROWS, N4}, {&b->h, ROWS, C}, {&b->dh, ROWS, C}, {&b->dy, ROWS, 4 * C}, {&b->dcoef, ROWS, N4}, {&b->dx, ROWS, 4 * C},
-               {&b->df, ROWS, C}, {&b->dcoef_in, ROWS, N4}, {&b->dz, ROWS, N4}, {&b->dgain, 1, C}, {&b->dbias, 1, C}};
+    } all[] = {{&b->x, ROWS, 4 * C},  {&b->f, ROWS, C},      {&b->bias, 1, C},     {&b->coef_in, ROWS, N4},
+               {&b->w, N4, 4 * C},    {&b->a_pre, 1, 1},     {&b->a_post, 1, 1},   {&b->a_res, 1, 1},
+               {&b->beta, 1, N4},     {&b->gain, 1, C},      {&b->y, ROWS, 4 * C}, {&b->stat, ROWS, N4 + 2},
+               {&b->coef, ROWS, N4},  {&b->h, ROWS, C},      {&b->dh, ROWS, C},    {&b->dy, ROWS, 4 * C},
+               {&b->dcoef, ROWS, N4}, {&b->dx, ROWS, 4 * C}, {&b->df, ROWS, C},    {&b->dcoef_in, ROWS, N4},
+               {&b->dz, ROWS, N4},    {&b->dgain, 1, C},     {&b->dbias, 1, C}};
     for (int i = 0; i < countof(all); i++)
         *all[i].t = make(m, all[i].rows, all[i].cols, 100 + (uint64_t)i, 1);
     struct tensor *vectors[] = {&b->bias, &b->a_pre, &b->a_post, &b->a_res, &b->beta, &b->gain, &b->dgain, &b->dbias};
@@ -263,20 +276,39 @@ static void open_boundary(struct boundary *b, enum dev_kind kind, struct mhc_rul
 
 static void close_boundary(struct boundary *b)
 {
-    struct tensor *all[] = {&b->x, &b->f, &b->bias, &b->coef_in, &b->w, &b->a_pre, &b->a_post, &b->a_res, &b->beta, &b->gain, &b->y, &b->stat,
-                            &b->coef, &b->h, &b->work, &b->info, &b->dh, &b->dy, &b->dcoef, &b->dx, &b->df, &b->dcoef_in, &b->dz, &b->dgain, &b->dbias};
+    struct tensor *all[] = {&b->x,        &b->f,    &b->bias,  &b->coef_in, &b->w,     &b->a_pre, &b->a_post,
+                            &b->a_res,    &b->beta, &b->gain,  &b->y,       &b->stat,  &b->coef,  &b->h,
+                            &b->work,     &b->info, &b->dh,    &b->dy,      &b->dcoef, &b->dx,    &b->df,
+                            &b->dcoef_in, &b->dz,   &b->dgain, &b->dbias};
     for (int i = 0; i < countof(all); i++)
         free(all[i]->data);
     dev_close(&b->m.dev);
 }
 
-static struct dropout_rule dropping(const struct boundary *b) { return (struct dropout_rule){.p = 0.3, .key = 5, .seq = 7, .info = b->info}; }
+static struct dropout_rule dropping(const struct boundary *b)
+{
+    return (struct dropout_rule){.p = 0.3, .key = 5, .seq = 7, .info = b->info};
+}
 
 static struct mhc_boundary_fwd_args forward(const struct boundary *b)
 {
-    return (struct mhc_boundary_fwd_args){.x = b->x, .f = b->f, .bias = b->bias, .coef_in = b->coef_in, .w = b->w, .a_pre = b->a_pre,
-                                          .a_post = b->a_post, .a_res = b->a_res, .beta = b->beta, .gain = b->gain, .y = b->y,
-                                          .stat = b->stat, .coef = b->coef, .h = b->h, .work = b->work, .rule = b->rule, .eps = 1e-5,
+    return (struct mhc_boundary_fwd_args){.x = b->x,
+                                          .f = b->f,
+                                          .bias = b->bias,
+                                          .coef_in = b->coef_in,
+                                          .w = b->w,
+                                          .a_pre = b->a_pre,
+                                          .a_post = b->a_post,
+                                          .a_res = b->a_res,
+                                          .beta = b->beta,
+                                          .gain = b->gain,
+                                          .y = b->y,
+                                          .stat = b->stat,
+                                          .coef = b->coef,
+                                          .h = b->h,
+                                          .work = b->work,
+                                          .rule = b->rule,
+                                          .eps = 1e-5,
                                           .drop = dropping(b)};
 }
 
@@ -287,12 +319,27 @@ static void chain(const struct boundary *b, struct tensor *y, struct tensor *coe
 {
     const struct ops *o = b->m.ops;
     struct lane *l = (struct lane *)&b->m.lane;
-    struct tensor p = make(&b->m, ROWS, N4, 0, 0), rho = make(&b->m, ROWS, 1, 0, 0), a = make(&b->m, ROWS, C, 0, 0), rstd = make(&b->m, 1, ROWS, 0, 0);
-    struct mhc_combine_fwd_args combine = {.x = b->x, .f = b->f, .bias = b->bias, .post = part(&b->coef_in, 4, 4), .res = part(&b->coef_in, 8, 16),
-                                           .y = *y, .rule = b->rule, .drop = dropping(b)};
+    struct tensor p = make(&b->m, ROWS, N4, 0, 0), rho = make(&b->m, ROWS, 1, 0, 0), a = make(&b->m, ROWS, C, 0, 0),
+                  rstd = make(&b->m, 1, ROWS, 0, 0);
+    struct mhc_combine_fwd_args combine = {.x = b->x,
+                                           .f = b->f,
+                                           .bias = b->bias,
+                                           .post = part(&b->coef_in, 4, 4),
+                                           .res = part(&b->coef_in, 8, 16),
+                                           .y = *y,
+                                           .rule = b->rule,
+                                           .drop = dropping(b)};
     struct mhc_project_fwd_args project = {.x = *y, .w = b->w, .p = p, .rho = rho};
-    struct mhc_gates_fwd_args gates = {.p = p, .rho = rho, .a_pre = b->a_pre, .a_post = b->a_post, .a_res = b->a_res, .beta = b->beta,
-                                       .pre = part(coef, 0, 4), .post = part(coef, 4, 4), .logits = part(coef, 8, 16), .rule = b->rule};
+    struct mhc_gates_fwd_args gates = {.p = p,
+                                       .rho = rho,
+                                       .a_pre = b->a_pre,
+                                       .a_post = b->a_post,
+                                       .a_res = b->a_res,
+                                       .beta = b->beta,
+                                       .pre = part(coef, 0, 4),
+                                       .post = part(coef, 4, 4),
+                                       .logits = part(coef, 8, 16),
+                                       .rule = b->rule};
     struct mhc_sinkhorn_fwd_args sinkhorn = {.logits = gates.logits, .res = gates.logits, .rule = b->rule};
     struct mhc_aggregate_fwd_args aggregate = {.x = *y, .pre = gates.pre, .a = a};
     struct rmsnorm_fwd_args norm = {.x = a, .w = b->gain, .y = *h, .rstd = flat(rstd), .eps = 1e-5};
@@ -323,7 +370,8 @@ static void the_boundary_is_the_chain_of_its_primitives(void **state)
         for (int profile = 0; profile < 2; profile++) {
             struct boundary b;
             open_boundary(&b, kind ? DEV_CPU : DEV_REF, profile ? s4 : d4);
-            struct tensor y = make(&b.m, ROWS, 4 * C, 0, 0), coef = make(&b.m, ROWS, N4, 0, 0), h = make(&b.m, ROWS, C, 0, 0);
+            struct tensor y = make(&b.m, ROWS, 4 * C, 0, 0), coef = make(&b.m, ROWS, N4, 0, 0),
+                          h = make(&b.m, ROWS, C, 0, 0);
             struct mhc_boundary_fwd_args a = forward(&b);
             assert_ok(b.m.ops->mhc_boundary_fwd(&b.m.lane, &a), &e);
             chain(&b, &y, &coef, &h);
@@ -348,12 +396,25 @@ static void replays_have_the_same_bits(void **state)
         struct mhc_boundary_fwd_args a = forward(&b);
         assert_ok(b.m.ops->mhc_boundary_fwd(&b.m.lane, &a), &e);
         struct tensor y = make(&b.m, ROWS, 4 * C, 1, 1), h = make(&b.m, ROWS, C, 1, 1), h2 = make(&b.m, ROWS, C, 1, 1);
-        struct mhc_combine_fwd_args combine = {.x = b.x, .f = b.f, .bias = b.bias, .post = part(&b.coef_in, 4, 4), .res = part(&b.coef_in, 8, 16),
-                                               .y = y, .rule = b.rule, .drop = dropping(&b)};
+        struct mhc_combine_fwd_args combine = {.x = b.x,
+                                               .f = b.f,
+                                               .bias = b.bias,
+                                               .post = part(&b.coef_in, 4, 4),
+                                               .res = part(&b.coef_in, 8, 16),
+                                               .y = y,
+                                               .rule = b.rule,
+                                               .drop = dropping(&b)};
         assert_ok(b.m.ops->mhc_combine_fwd(&b.m.lane, &combine), &e);
         assert_memory_equal(y.data, b.y.data, (size_t)tensor_bytes(&y));
-        struct mhc_boundary_fwd_args again = {.x = y, .gain = b.gain, .stat = b.stat, .coef = b.coef, .h = h, .work = b.work, .rule = b.rule,
-                                              .eps = 1e-5, .reuse = true};
+        struct mhc_boundary_fwd_args again = {.x = y,
+                                              .gain = b.gain,
+                                              .stat = b.stat,
+                                              .coef = b.coef,
+                                              .h = h,
+                                              .work = b.work,
+                                              .rule = b.rule,
+                                              .eps = 1e-5,
+                                              .reuse = true};
         assert_ok(b.m.ops->mhc_boundary_fwd(&b.m.lane, &again), &e);
         assert_memory_equal(h.data, b.h.data, (size_t)tensor_bytes(&h));
         /* Both in one pass, over the old streams. */
@@ -372,11 +433,31 @@ static void replays_have_the_same_bits(void **state)
 
 static struct mhc_boundary_bwd_args backward(const struct boundary *b)
 {
-    return (struct mhc_boundary_bwd_args){.dh = b->dh, .dy = b->dy, .dcoef = b->dcoef, .y = b->y, .stat = b->stat, .coef = b->coef,
-                                          .gain = b->gain, .w = b->w, .a_pre = b->a_pre, .a_post = b->a_post, .a_res = b->a_res,
-                                          .beta = b->beta, .x = b->x, .f = b->f, .bias = b->bias, .coef_in = b->coef_in, .dx = b->dx,
-                                          .df = b->df, .dcoef_in = b->dcoef_in, .dz = b->dz, .dgain = b->dgain, .dbias = b->dbias,
-                                          .work = b->work, .rule = b->rule, .drop = dropping(b)};
+    return (struct mhc_boundary_bwd_args){.dh = b->dh,
+                                          .dy = b->dy,
+                                          .dcoef = b->dcoef,
+                                          .y = b->y,
+                                          .stat = b->stat,
+                                          .coef = b->coef,
+                                          .gain = b->gain,
+                                          .w = b->w,
+                                          .a_pre = b->a_pre,
+                                          .a_post = b->a_post,
+                                          .a_res = b->a_res,
+                                          .beta = b->beta,
+                                          .x = b->x,
+                                          .f = b->f,
+                                          .bias = b->bias,
+                                          .coef_in = b->coef_in,
+                                          .dx = b->dx,
+                                          .df = b->df,
+                                          .dcoef_in = b->dcoef_in,
+                                          .dz = b->dz,
+                                          .dgain = b->dgain,
+                                          .dbias = b->dbias,
+                                          .work = b->work,
+                                          .rule = b->rule,
+                                          .drop = dropping(b)};
 }
 
 static void the_gradient_may_replace_the_incoming_one(void **state)
@@ -406,9 +487,10 @@ static void the_mask_is_that_of_the_dropout_op_over_all_streams(void **state)
     (void)state;
     struct boundary b;
     open_boundary(&b, DEV_CPU, d4);
-    struct tensor zero = make(&b.m, ROWS, 4 * C, 0, 0), y = make(&b.m, ROWS, 4 * C, 0, 0), wide = make(&b.m, ROWS, 4 * C, 0, 0);
-    struct mhc_combine_fwd_args a = {.x = zero, .f = b.f, .post = part(&b.coef_in, 4, 4), .res = part(&b.coef_in, 8, 16), .y = y,
-                                     .rule = b.rule};
+    struct tensor zero = make(&b.m, ROWS, 4 * C, 0, 0), y = make(&b.m, ROWS, 4 * C, 0, 0),
+                  wide = make(&b.m, ROWS, 4 * C, 0, 0);
+    struct mhc_combine_fwd_args a = {
+        .x = zero, .f = b.f, .post = part(&b.coef_in, 4, 4), .res = part(&b.coef_in, 8, 16), .y = y, .rule = b.rule};
     assert_ok(b.m.ops->mhc_combine_fwd(&b.m.lane, &a), &e);
     struct dropout_args d = {.x = y, .y = wide, .rule = dropping(&b)};
     assert_ok(b.m.ops->dropout(&b.m.lane, &d), &e);
@@ -425,7 +507,7 @@ static void the_mask_is_that_of_the_dropout_op_over_all_streams(void **state)
     close_boundary(&b);
 }
 
-/* ---- rounding, expansion, contraction ------------------------------------------------------------------------- */
+/* ---- rounding, expansion, contraction -------------------------------------------------------- */
 
 static void coefficients_are_rounded_to_bf16_on_request(void **state)
 {
@@ -485,8 +567,16 @@ static void equal_streams_give_no_gradient_to_the_mixing_logits(void **state)
     for (int profile = 0; profile < 2; profile++) {
         struct boundary b;
         open_boundary(&b, DEV_REF, profile ? s4 : d4);
-        struct mhc_combine_bwd_args a = {.dy = b.dy, .x = b.x, .f = b.f, .post = part(&b.coef_in, 4, 4), .res = part(&b.coef_in, 8, 16), .dx = b.dx,
-                                         .df = b.df, .dpost = part(&b.dcoef_in, 4, 4), .dres = part(&b.dcoef_in, 8, 16), .rule = b.rule};
+        struct mhc_combine_bwd_args a = {.dy = b.dy,
+                                         .x = b.x,
+                                         .f = b.f,
+                                         .post = part(&b.coef_in, 4, 4),
+                                         .res = part(&b.coef_in, 8, 16),
+                                         .dx = b.dx,
+                                         .df = b.df,
+                                         .dpost = part(&b.dcoef_in, 4, 4),
+                                         .dres = part(&b.dcoef_in, 8, 16),
+                                         .rule = b.rule};
         for (int64_t i = 0; i < ROWS * 4 * C; i++)
             tensor_set(&b.x, i, tensor_get(&b.f, i / (4 * C) * C + i % C));
         assert_ok(b.m.ops->mhc_combine_bwd(&b.m.lane, &a), &e);
@@ -502,7 +592,7 @@ static void equal_streams_give_no_gradient_to_the_mixing_logits(void **state)
     }
 }
 
-/* ---- rejected ---------------------------------------------------------------------------------------------------- */
+/* ---- rejected -------------------------------------------------------------------------------- */
 
 static void bad_arguments_are_refused_with_the_reason(void **state)
 {
@@ -543,7 +633,8 @@ static void bad_arguments_are_refused_with_the_reason(void **state)
 static void paths_are_chosen_by_shape_and_device(void **state)
 {
     (void)state;
-    static const struct mhc_device h200 = {true, 132, 128}, narrow = {true, 132, 96}, no_clusters = {true, 132, 0}, a100 = {false, 108, 0};
+    static const struct mhc_device h200 = {true, 132, 128}, narrow = {true, 132, 96}, no_clusters = {true, 132, 0},
+                                   a100 = {false, 108, 0};
     static const struct {
         struct mhc_shape shape; /* kernels, type, streams, channels, aligned, w aligned, closes, maps */
         const struct mhc_device *device;
@@ -574,7 +665,8 @@ static void paths_are_chosen_by_shape_and_device(void **state)
     for (int i = 0; i < countof(cases); i++) {
         struct mhc_choice c = mhc_path_of(&cases[i].shape, cases[i].device);
         if (c.path != cases[i].path || strstr(c.why, cases[i].why) == NULL)
-            fail_msg("case %d: path %d (%s, %s), expected %d with '%s'", i, c.path, c.kernels, c.why, cases[i].path, cases[i].why);
+            fail_msg("case %d: path %d (%s, %s), expected %d with '%s'", i, c.path, c.kernels, c.why, cases[i].path,
+                     cases[i].why);
         int st = mhc_refuse_path(&cases[i].shape, &c, &e);
         if (cases[i].path == MHC_PATH_NONE)
             assert_fails(st, ST_UNSUPPORTED, &e, cases[i].why);

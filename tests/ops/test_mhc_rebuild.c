@@ -1,5 +1,5 @@
-/* mhc_rebuild: the bits of the step-by-step path, on every device and instruction set; arguments it refuses. Values against the
- * reference are in the descriptor's tests. */
+/* mhc_rebuild: the bits of the step-by-step path, on every device and instruction set; arguments it refuses. Values
+ * against the reference are in the descriptor's tests. */
 #include "ops/ops.h"
 #include "support.h"
 #include "ops/mhc/mhc.h"
@@ -17,11 +17,13 @@ static struct tensor fresh(const struct tensor *like)
     return t;
 }
 
-static void assert_same_rows(const struct tensor *got, const struct tensor *want, const char *text, const char *by, int layer)
+static void assert_same_rows(const struct tensor *got, const struct tensor *want, const char *text, const char *by,
+                             int layer)
 {
     size_t size = dtype_bytes(got->dtype), row = (size_t)got->dim[1] * size;
     for (int64_t r = 0; r < got->dim[0]; r++)
-        if (memcmp((char *)got->data + (size_t)(r * got->stride[0]) * size, (char *)want->data + (size_t)(r * want->stride[0]) * size, row) != 0)
+        if (memcmp((char *)got->data + (size_t)(r * got->stride[0]) * size,
+                   (char *)want->data + (size_t)(r * want->stride[0]) * size, row) != 0)
             fail_msg("'%s': row %lld of layer %d differs from that of %s", text, (long long)r, layer, by);
 }
 
@@ -41,10 +43,23 @@ static void check_bits(const struct ops *ops, struct lane *lane, const struct op
     for (int l = 0; l < a.layers; l++) {
         const struct mhc_rebuild_layer *at = &a.layer[l];
         made[l] = fresh(&a.x);
-        struct mhc_combine_fwd_args combine = {.x = x, .f = at->f, .bias = at->bias, .post = tensor_cols(&at->coef, n, n), .res = tensor_cols(&at->coef, 2 * n, n * n),
-                                               .y = made[l], .rule = a.rule, .drop = a.drop};
+        struct mhc_combine_fwd_args combine = {.x = x,
+                                               .f = at->f,
+                                               .bias = at->bias,
+                                               .post = tensor_cols(&at->coef, n, n),
+                                               .res = tensor_cols(&at->coef, 2 * n, n * n),
+                                               .y = made[l],
+                                               .rule = a.rule,
+                                               .drop = a.drop};
         combine.drop.key = at->key;
-        struct mhc_boundary_fwd_args close = {.x = x, .f = at->f, .bias = at->bias, .coef_in = at->coef, .y = closed, .rule = a.rule, .drop = combine.drop, .reuse = true};
+        struct mhc_boundary_fwd_args close = {.x = x,
+                                              .f = at->f,
+                                              .bias = at->bias,
+                                              .coef_in = at->coef,
+                                              .y = closed,
+                                              .rule = a.rule,
+                                              .drop = combine.drop,
+                                              .reuse = true};
         close.work = tensor_1d(NULL, DT_U8, ops->mhc_boundary_fwd_work ? ops->mhc_boundary_fwd_work(&close) : 0);
         close.work.data = malloc((size_t)close.work.dim[0] + 1);
         assert_non_null(close.work.data);
@@ -109,7 +124,8 @@ static void a_small_case_has_the_values_it_should(void **state)
             }
         tensor_set(&t[7], 0, bias[0]);
         struct mhc_rebuild_args a = {.x = t[0], .layers = 2, .rule = {.streams = 2, .profile = MHC_S, .iterations = 1}};
-        a.layer[0] = (struct mhc_rebuild_layer){.f = t[1], .bias = tensor_1d(t[7].data, ops->real, 2), .coef = t[2], .y = t[3]};
+        a.layer[0] =
+            (struct mhc_rebuild_layer){.f = t[1], .bias = tensor_1d(t[7].data, ops->real, 2), .coef = t[2], .y = t[3]};
         a.layer[1] = (struct mhc_rebuild_layer){.f = t[4], .coef = t[5], .y = t[6]};
         assert_ok(ops->mhc_rebuild(&lane, &a), &e);
         for (int l = 0; l < 2; l++)
@@ -136,9 +152,11 @@ static void wrong_arguments_are_refused(void **state)
     assert_ok(dev_open(&dev, DEV_CPU, 1, &e), &e);
     struct lane lane = {.dev = &dev, .err = &e};
     const struct ops *ops = ops_for(&dev);
-    struct mhc_rebuild_args good = {.x = tensor_2d(room, DT_F32, 3, 8), .layers = 2, .rule = {.streams = 2, .iterations = 1}};
+    struct mhc_rebuild_args good = {
+        .x = tensor_2d(room, DT_F32, 3, 8), .layers = 2, .rule = {.streams = 2, .iterations = 1}};
     for (int l = 0; l < 2; l++)
-        good.layer[l] = (struct mhc_rebuild_layer){.f = tensor_2d(room + 100, DT_F32, 3, 4), .coef = tensor_2d(room + 200, DT_F32, 3, 8),
+        good.layer[l] = (struct mhc_rebuild_layer){.f = tensor_2d(room + 100, DT_F32, 3, 4),
+                                                   .coef = tensor_2d(room + 200, DT_F32, 3, 8),
                                                    .y = tensor_2d(room + 300 + 100 * l, DT_F32, 3, 8)};
     assert_ok(ops->mhc_rebuild(&lane, &good), &e);
     struct mhc_rebuild_args a = good;
@@ -162,7 +180,8 @@ static void wrong_arguments_are_refused(void **state)
     a.rule.streams = 1;
     assert_fails(ops->mhc_rebuild(&lane, &a), ST_INVALID, &e, "1 streams");
     struct op_call gap;
-    assert_fails(op_call_sample(&gap, op_find("mhc_rebuild"), &(struct op_sample){"layers=4 no_f2=1"}, ops, &e), ST_INVALID, &e, "f3 is given, but f2 is not");
+    assert_fails(op_call_sample(&gap, op_find("mhc_rebuild"), &(struct op_sample){"layers=4 no_f2=1"}, ops, &e),
+                 ST_INVALID, &e, "f3 is given, but f2 is not");
     a = good;
     a.drop.p = 0.5; /* without info */
     assert_int_not_equal(ops->mhc_rebuild(&lane, &a), ST_OK);

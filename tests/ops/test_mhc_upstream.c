@@ -8,7 +8,7 @@
 
 static struct err e;
 
-/* ---- upstream's shapes: rows are s times b ------------------------------------------------------------------------- */
+/* ---- upstream's shapes: rows are s times b --------------------------------------------------- */
 
 static void fast_code_equals_the_reference_at_upstreams_shapes(void **state)
 {
@@ -73,7 +73,7 @@ static void fast_code_equals_the_reference_at_upstreams_shapes(void **state)
     dev_close(&dev);
 }
 
-/* ---- one epsilon on all paths ---------------------------------------------------------------------------------------- */
+/* ---- one epsilon on all paths ---------------------------------------------------------------- */
 
 enum { ROWS = 3, STREAMS = 4, WIDTH = 6, K = STREAMS * WIDTH, LOGITS = STREAMS * STREAMS + 2 * STREAMS };
 
@@ -119,7 +119,8 @@ static void open_mapping(struct mapping *m, enum dev_kind kind, enum mhc_profile
 
 static void close_mapping(struct mapping *m)
 {
-    struct tensor *all[] = {&m->x, &m->w, &m->alpha, &m->beta, &m->p, &m->rho, &m->coef, &m->weight, &m->dx, &m->dp, &m->drho};
+    struct tensor *all[] = {&m->x,    &m->w,      &m->alpha, &m->beta, &m->p,   &m->rho,
+                            &m->coef, &m->weight, &m->dx,    &m->dp,   &m->drho};
     for (int i = 0; i < countof(all); i++)
         free(all[i]->data);
     dev_close(&m->dev);
@@ -135,8 +136,16 @@ static struct tensor part(const struct tensor *t, int k)
 static double mapping_value(struct mapping *m)
 {
     struct mhc_project_fwd_args a = {.x = m->x, .w = m->w, .p = m->p, .rho = m->rho};
-    struct mhc_gates_fwd_args g = {.p = m->p, .rho = m->rho, .a_pre = m->alpha, .a_post = m->alpha, .a_res = m->alpha, .beta = m->beta,
-                                   .pre = part(&m->coef, 0), .post = part(&m->coef, 1), .logits = part(&m->coef, 2), .rule = m->rule};
+    struct mhc_gates_fwd_args g = {.p = m->p,
+                                   .rho = m->rho,
+                                   .a_pre = m->alpha,
+                                   .a_post = m->alpha,
+                                   .a_res = m->alpha,
+                                   .beta = m->beta,
+                                   .pre = part(&m->coef, 0),
+                                   .post = part(&m->coef, 1),
+                                   .logits = part(&m->coef, 2),
+                                   .rule = m->rule};
     assert_ok(m->ops->mhc_project_fwd(&m->lane, &a), &e);
     assert_ok(m->ops->mhc_gates_fwd(&m->lane, &g), &e);
     double sum = 0;
@@ -147,8 +156,18 @@ static double mapping_value(struct mapping *m)
 
 static void mapping_gradient(struct mapping *m)
 {
-    struct mhc_gates_bwd_args g = {.dpre = part(&m->weight, 0), .dpost = part(&m->weight, 1), .dlogits = part(&m->weight, 2), .p = m->p, .rho = m->rho,
-                                   .a_pre = m->alpha, .a_post = m->alpha, .a_res = m->alpha, .beta = m->beta, .dp = m->dp, .drho = m->drho, .rule = m->rule};
+    struct mhc_gates_bwd_args g = {.dpre = part(&m->weight, 0),
+                                   .dpost = part(&m->weight, 1),
+                                   .dlogits = part(&m->weight, 2),
+                                   .p = m->p,
+                                   .rho = m->rho,
+                                   .a_pre = m->alpha,
+                                   .a_post = m->alpha,
+                                   .a_res = m->alpha,
+                                   .beta = m->beta,
+                                   .dp = m->dp,
+                                   .drho = m->drho,
+                                   .rule = m->rule};
     struct mhc_project_bwd_args a = {.dp = m->dp, .drho = m->drho, .x = m->x, .w = m->w, .rho = m->rho, .dx = m->dx};
     mapping_value(m);
     assert_ok(m->ops->mhc_gates_bwd(&m->lane, &g), &e);
@@ -199,7 +218,8 @@ static void sinkhorn_has_the_right_gradient_where_epsilon_decides(void **state)
             open_mapping(&m, DEV_REF, (enum mhc_profile)profile, 1);
             m.rule.iterations = iterations;
             enum { SIZE = STREAMS * STREAMS };
-            struct tensor logits = make(&m, 1, SIZE, 5, 1), res = make(&m, 1, SIZE, 0, 0), g = make(&m, 1, SIZE, 6, 1), back = make(&m, 1, SIZE, 0, 0);
+            struct tensor logits = make(&m, 1, SIZE, 5, 1), res = make(&m, 1, SIZE, 0, 0), g = make(&m, 1, SIZE, 6, 1),
+                          back = make(&m, 1, SIZE, 0, 0);
             for (int64_t i = 0; i < STREAMS; i++)
                 tensor_set(&logits, i * STREAMS + 2, -14 + 0.1 * (double)i); /* exp(-14) is 8e-7 */
             struct mhc_sinkhorn_fwd_args f = {.logits = logits, .res = res, .rule = m.rule};
@@ -217,7 +237,8 @@ static void sinkhorn_has_the_right_gradient_where_epsilon_decides(void **state)
                 tensor_set(&logits, i, v);
                 double numeric = (sum[0] - sum[1]) / (2 * h);
                 if (!(fabs(numeric - tensor_get(&back, i)) <= 1e-6 * (1 + fabs(numeric))))
-                    fail_msg("profile %d, %d iterations, logit %d: gradient %g, difference %g", profile, (int)iterations, (int)i, tensor_get(&back, i), numeric);
+                    fail_msg("profile %d, %d iterations, logit %d: gradient %g, difference %g", profile,
+                             (int)iterations, (int)i, tensor_get(&back, i), numeric);
             }
             struct tensor *all[] = {&logits, &res, &g, &back};
             for (int k = 0; k < countof(all); k++)

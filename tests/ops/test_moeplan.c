@@ -102,10 +102,8 @@ static void dropped_rows_are_zero_and_give_nothing_back(void **state)
     for (int i = 0; i < T * D; i++)
         x[i] = 1;
     memset(rows, 0xFF, sizeof rows);
-    struct permute_args there = {.x = tensor_2d(x, DT_F32, T, D),
-                                 .src = m.a.src,
-                                 .y = tensor_2d(rows, DT_F32, R, D),
-                                 .k = K};
+    struct permute_args there = {
+        .x = tensor_2d(x, DT_F32, T, D), .src = m.a.src, .y = tensor_2d(rows, DT_F32, R, D), .k = K};
     assert_ok(t->ops->permute(&t->lane, &there), &t->e);
     for (int i = m.offset[E] * D; i < R * D; i++)
         assert_true(rows[i] == 0);
@@ -127,9 +125,8 @@ static void a_token_is_summed_in_order_of_choice(void **state)
     const float tiny = 0x1p-24f;
     float rows[3] = {1, tiny, tiny}, y[1], base[1] = {0};
     int32_t forward[] = {0, 1, 2}, backward[] = {1, 2, 0};
-    struct unpermute_args a = {.x = tensor_2d(rows, DT_F32, 3, 1),
-                               .row = tensor_2d(forward, DT_I32, 1, 3),
-                               .y = tensor_2d(y, DT_F32, 1, 1)};
+    struct unpermute_args a = {
+        .x = tensor_2d(rows, DT_F32, 3, 1), .row = tensor_2d(forward, DT_I32, 1, 3), .y = tensor_2d(y, DT_F32, 1, 1)};
     assert_ok(t->ops->unpermute(&t->lane, &a), &t->e);
     assert_true(y[0] == 1);
     a.row = tensor_2d(backward, DT_I32, 1, 3);
@@ -146,10 +143,8 @@ static void a_token_is_summed_in_order_of_choice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(rows_are_ordered_by_expert_then_token),
-        TEST(an_expert_out_of_range_is_refused),
-        TEST(there_and_back_restores_the_tokens),
-        TEST(dropped_rows_are_zero_and_give_nothing_back),
+        TEST(rows_are_ordered_by_expert_then_token), TEST(an_expert_out_of_range_is_refused),
+        TEST(there_and_back_restores_the_tokens),    TEST(dropped_rows_are_zero_and_give_nothing_back),
         TEST(a_token_is_summed_in_order_of_choice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -50,8 +50,8 @@ static void cpu_agrees_with_the_reference(void **state)
                 struct op_check_result r;
                 assert_ok(op_compare(all[i], &all[i]->samples[s], &dev, ops, 5, &r, &e), &e);
                 if (!(r.worst <= all[i]->tolerance))
-                    fail_msg("%s '%s', variant %d: error %g at %s, allowed %g", all[i]->name, all[i]->samples[s].text, v,
-                             r.worst, r.where, all[i]->tolerance);
+                    fail_msg("%s '%s', variant %d: error %g at %s, allowed %g", all[i]->name, all[i]->samples[s].text,
+                             v, r.worst, r.where, all[i]->tolerance);
                 assert_true(r.compared > 0);
             }
         }
@@ -83,8 +83,8 @@ static void threads_do_not_change_a_bit(void **state)
                     enum arg_role role = all[i]->args[a].role;
                     if ((role == ARG_OUT || role == ARG_OOUT) && c[t].t[a].data != NULL &&
                         memcmp(c[0].t[a].data, c[t].t[a].data, (size_t)tensor_bytes(&c[t].t[a])) != 0)
-                        fail_msg("%s '%s': %s differs between 1 and %d threads", all[i]->name,
-                                 all[i]->samples[s].text, all[i]->args[a].name, t + 1);
+                        fail_msg("%s '%s': %s differs between 1 and %d threads", all[i]->name, all[i]->samples[s].text,
+                                 all[i]->args[a].name, t + 1);
                 }
             }
             for (int t = 0; t < 3; t++)
@@ -101,7 +101,8 @@ static void samples_name_known_settings(void **state)
     const struct op_desc *const *all = op_registry(&n);
     for (int i = 0; i < n; i++) {
         for (int s = 0; wanted(all[i]) && s < all[i]->n_samples + all[i]->n_bench; s++) {
-            const char *text = s < all[i]->n_samples ? all[i]->samples[s].text : all[i]->bench[s - all[i]->n_samples].text;
+            const char *text =
+                s < all[i]->n_samples ? all[i]->samples[s].text : all[i]->bench[s - all[i]->n_samples].text;
             char copy[256], *save = NULL;
             snprintf(copy, sizeof copy, "%s", text);
             for (char *w = strtok_r(copy, " ", &save); w != NULL; w = strtok_r(NULL, " ", &save)) {

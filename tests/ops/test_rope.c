@@ -7,27 +7,12 @@
 #include "ops/ops.h"
 
 static const struct rope_config plain_32 = {.dim = 32, .base = 10000};
-static const struct rope_config llama3_64 = {.dim = 64,
-                                             .base = 500000,
-                                             .scaling = ROPE_LLAMA3,
-                                             .factor = 8,
-                                             .original = 8192,
-                                             .low = 1,
-                                             .high = 4};
-static const struct rope_config yarn_64 = {.dim = 64,
-                                           .base = 10000,
-                                           .scaling = ROPE_YARN,
-                                           .factor = 40,
-                                           .original = 4096,
-                                           .beta_fast = 32,
-                                           .beta_slow = 1};
-static const struct rope_config yarn_32 = {.dim = 32,
-                                           .base = 1000000,
-                                           .scaling = ROPE_YARN,
-                                           .factor = 4,
-                                           .original = 32768,
-                                           .beta_fast = 32,
-                                           .beta_slow = 1};
+static const struct rope_config llama3_64 = {
+    .dim = 64, .base = 500000, .scaling = ROPE_LLAMA3, .factor = 8, .original = 8192, .low = 1, .high = 4};
+static const struct rope_config yarn_64 = {
+    .dim = 64, .base = 10000, .scaling = ROPE_YARN, .factor = 40, .original = 4096, .beta_fast = 32, .beta_slow = 1};
+static const struct rope_config yarn_32 = {
+    .dim = 32, .base = 1000000, .scaling = ROPE_YARN, .factor = 4, .original = 32768, .beta_fast = 32, .beta_slow = 1};
 
 static void near(double got, double want, double relative)
 {
@@ -64,13 +49,8 @@ static void frequencies_match_values_worked_out_by_hand(void **state)
     near(freq[1], 0.1, 1e-15);
     /* Wavelengths 6.283 (between 8/4 and 8/1: blended with t = (8/6.283 - 1)/3 = 0.0910798)
      * and 62.83 (longer than 8: divided by 2). */
-    c = (struct rope_config){.dim = 4,
-                             .base = 100,
-                             .scaling = ROPE_LLAMA3,
-                             .factor = 2,
-                             .original = 8,
-                             .low = 1,
-                             .high = 4};
+    c = (struct rope_config){
+        .dim = 4, .base = 100, .scaling = ROPE_LLAMA3, .factor = 2, .original = 8, .low = 1, .high = 4};
     rope_frequencies(&c, freq);
     near(freq[0], 0.5455399, 1e-6);
     near(freq[1], 0.05, 1e-15);
@@ -81,13 +61,8 @@ static void frequencies_match_values_worked_out_by_hand(void **state)
     near(freq[1], 0.05, 1e-15);
     /* YaRN, dim 8, base 10: pair(turns) = 8 ln(100/(6.283 turns))/(2 ln 10): pair(8) = 1.195 -> 1,
      * pair(1) = 4.807 -> 5. Ramp over k = 0..3: 0, 0, 1/4, 1/2; kept 1, 1, 3/4, 1/2. */
-    c = (struct rope_config){.dim = 8,
-                             .base = 10,
-                             .scaling = ROPE_YARN,
-                             .factor = 2,
-                             .original = 100,
-                             .beta_fast = 8,
-                             .beta_slow = 1};
+    c = (struct rope_config){
+        .dim = 8, .base = 10, .scaling = ROPE_YARN, .factor = 2, .original = 100, .beta_fast = 8, .beta_slow = 1};
     rope_frequencies(&c, freq);
     near(freq[0], 1, 1e-14);
     near(freq[1], pow(10, -0.25), 1e-14);
@@ -122,8 +97,7 @@ static void tables_hold_the_angles_of_every_position(void **state)
     for (int i = 0; i < countof(configs); i++) {
         const struct rope_config *c = &configs[i];
         double freq[PAIRS], gain = rope_frequencies(c, freq), stretch = i == 1 ? 4 : 1;
-        struct tensor tc = tensor_2d(cos64, DT_F64, POSITIONS, PAIRS),
-                      ts = tensor_2d(sin64, DT_F64, POSITIONS, PAIRS);
+        struct tensor tc = tensor_2d(cos64, DT_F64, POSITIONS, PAIRS), ts = tensor_2d(sin64, DT_F64, POSITIONS, PAIRS);
         rope_tables(c, &tc, &ts);
         tc = tensor_2d(cos32, DT_F32, POSITIONS, PAIRS);
         ts = tensor_2d(sin32, DT_F32, POSITIONS, PAIRS);
@@ -219,10 +193,8 @@ static void a_quarter_turn_moves_x_to_y(void **state)
 enum { TOKENS = 70, HEADS = 3, D = 24, RD = 16, POSITIONS = 80, N = TOKENS * HEADS * D };
 
 struct data {
-    double x64[N], y64[N], w64[D], cos64[POSITIONS * RD / 2], sin64[POSITIONS * RD / 2],
-        rstd64[TOKENS * HEADS];
-    float x32[N], y32[N], w32[D], cos32[POSITIONS * RD / 2], sin32[POSITIONS * RD / 2],
-        rstd32[TOKENS * HEADS];
+    double x64[N], y64[N], w64[D], cos64[POSITIONS * RD / 2], sin64[POSITIONS * RD / 2], rstd64[TOKENS * HEADS];
+    float x32[N], y32[N], w32[D], cos32[POSITIONS * RD / 2], sin32[POSITIONS * RD / 2], rstd32[TOKENS * HEADS];
     int32_t pos[TOKENS];
     struct rope_fwd_args a64, a32;
 };
@@ -347,14 +319,12 @@ static void heads_of_a_fused_row_are_rotated_in_place_and_the_rest_is_left_alone
     for (int t = 0; t < TOKENS; t++)
         for (int c = 0; c < (HEADS + 2) * D; c++)
             fused[t * (HEADS + 2) * D + c] = c < HEADS * D ? m.x32[t * HEADS * D + c] : 777.0f;
-    struct tensor rows = tensor_2d(fused, DT_F32, TOKENS, (HEADS + 2) * D),
-                  part = tensor_cols(&rows, 0, HEADS * D);
+    struct tensor rows = tensor_2d(fused, DT_F32, TOKENS, (HEADS + 2) * D), part = tensor_cols(&rows, 0, HEADS * D);
     m.a32.x = m.a32.y = tensor_split_last(&part, HEADS, D);
     assert_ok(forward(&b, 1, &m.a32), &b.e);
     for (int t = 0; t < TOKENS; t++)
         for (int c = 0; c < (HEADS + 2) * D; c++)
-            assert_true(fused[t * (HEADS + 2) * D + c] ==
-                        (c < HEADS * D ? m.y32[t * HEADS * D + c] : 777.0f));
+            assert_true(fused[t * (HEADS + 2) * D + c] == (c < HEADS * D ? m.y32[t * HEADS * D + c] : 777.0f));
     close_bed(&b);
 }
 
@@ -372,8 +342,7 @@ static void bad_arguments_are_refused(void **state)
         assert_fails(forward(&b, which, good), ST_INVALID, &b.e, "pos[3] is 80");
         m.pos[3] = -1;
         assert_fails(forward(&b, which, good), ST_INVALID, &b.e, "pos[3] is -1");
-        struct rope_bwd_args r = {
-            .dy = good->x, .dx = good->y, .cos = good->cos, .sin = good->sin, .pos = good->pos};
+        struct rope_bwd_args r = {.dy = good->x, .dx = good->y, .cos = good->cos, .sin = good->sin, .pos = good->pos};
         assert_fails(backward(&b, which, &r), ST_INVALID, &b.e, "rope_bwd: pos[3]");
         m.pos[3] = 3;
         a = *good;
@@ -384,8 +353,7 @@ static void bad_arguments_are_refused(void **state)
         assert_fails(forward(&b, which, &a), ST_INVALID, &b.e, "pos");
         a = *good;
         a.x.dim[2] = a.y.dim[2] = a.w.dim[0] = 8;
-        assert_fails(forward(&b, which, &a), ST_INVALID, &b.e,
-                     "rotate 16 channels but a head has 8");
+        assert_fails(forward(&b, which, &a), ST_INVALID, &b.e, "rotate 16 channels but a head has 8");
         a = *good;
         a.rstd = (struct tensor){0};
         assert_fails(forward(&b, which, &a), ST_INVALID, &b.e, "rstd is missing");
@@ -394,12 +362,8 @@ static void bad_arguments_are_refused(void **state)
         assert_fails(forward(&b, which, &a), ST_INVALID, &b.e, "tensor y");
     }
     float dw[D];
-    struct rope_bwd_args r = {.dy = m.a32.x,
-                              .x = m.a32.x,
-                              .w = m.a32.w,
-                              .rstd = m.a32.rstd,
-                              .dx = m.a32.y,
-                              .dw = tensor_1d(dw, DT_F32, D)};
+    struct rope_bwd_args r = {
+        .dy = m.a32.x, .x = m.a32.x, .w = m.a32.w, .rstd = m.a32.rstd, .dx = m.a32.y, .dw = tensor_1d(dw, DT_F32, D)};
     assert_fails(backward(&b, 1, &r), ST_INVALID, &b.e, "work has 0 bytes");
     r.dw.data = NULL;
     assert_fails(backward(&b, 1, &r), ST_INVALID, &b.e, "dw is missing");

@@ -53,8 +53,7 @@ static void the_lowest_index_wins_among_equals(void **state)
 {
     struct bench *t = *state;
     struct call c;
-    const float rows[3][8] = {
-        {0, 0, 0, 0, 0, 0, 0, 0}, {1, 3, 2, 3, 2, 3, 0, 0}, {-1, -2, -1, -2, -1, -2, -1, -9}};
+    const float rows[3][8] = {{0, 0, 0, 0, 0, 0, 0, 0}, {1, 3, 2, 3, 2, 3, 0, 0}, {-1, -2, -1, -2, -1, -2, -1, -9}};
     const int32_t want[3][3] = {{0, 1, 2}, {1, 3, 5}, {0, 2, 4}};
     prepare(&c, 3, 8, 3);
     memcpy(c.logits, rows, sizeof rows);
@@ -79,8 +78,7 @@ static void a_bias_changes_the_choice_and_not_the_probability(void **state)
     double s3 = 1 / (1 + exp(1.0)), s0 = 1 / (1 + exp(-2.0));
     assert_int_equal(c.idx[0], 3);
     assert_int_equal(c.idx[1], 0);
-    assert_true(fabs(c.probs[0] - s3 / (s3 + s0)) < 1e-6 &&
-                fabs(c.probs[1] - s0 / (s3 + s0)) < 1e-6);
+    assert_true(fabs(c.probs[0] - s3 / (s3 + s0)) < 1e-6 && fabs(c.probs[1] - s0 / (s3 + s0)) < 1e-6);
 }
 
 static void chosen_experts_come_from_the_best_groups_only(void **state)
@@ -155,8 +153,8 @@ static void capacity_keeps_the_most_probable_or_the_earliest(void **state)
     }
 }
 
-/* Two sequences of four tokens that all want expert 0, which keeps three of them: both first positions and the second of
- * the first sequence, not the first three rows. */
+/* Two sequences of four tokens that all want expert 0, which keeps three of them: both first positions and the second
+ * of the first sequence, not the first three rows. */
 static void position_counts_before_the_sequence(void **state)
 {
     struct bench *t = *state;
@@ -195,7 +193,8 @@ static void a_table_decides_and_the_logits_weigh(void **state)
     assert_fails(try_run(t, &c), ST_INVALID, &t->e, "expert 4");
 }
 
-/* Without tokens a row of the table is a row of the batch, and probabilities are those of a choice: softmax over the chosen. */
+/* Without tokens a row of the table is a row of the batch, and probabilities are those of a choice: softmax over the
+ * chosen. */
 static void a_table_without_tokens_is_a_choice_of_its_own(void **state)
 {
     struct bench *t = *state;
@@ -317,8 +316,7 @@ static void the_bias_moves_towards_balance(void **state)
     struct bench *t = *state;
     float bias[] = {0, 1, 2, 3};
     double tally[] = {7, 1, 4, 4};
-    struct router_bias_args a = {
-        .tally = tensor_1d(tally, DT_F64, 4), .bias = tensor_1d(bias, DT_F32, 4), .rate = 0.5};
+    struct router_bias_args a = {.tally = tensor_1d(tally, DT_F64, 4), .bias = tensor_1d(bias, DT_F32, 4), .rate = 0.5};
     assert_ok(t->ops->router_bias(&t->lane, &a), &t->e);
     assert_true(bias[0] == -0.5f && bias[1] == 1.5f && bias[2] == 2 && bias[3] == 3);
 }
@@ -329,10 +327,8 @@ static void noise_is_balanced_and_a_function_of_the_sample(void **state)
     enum { ROWS = 512, SEQ = 64 };
     static float z[ROWS * E], half[ROWS / 2 * E];
     int64_t info[] = {4, 10, 0, 0};
-    struct router_noise_args a = {.info = tensor_1d(info, DT_I64, 4),
-                                  .logits = tensor_2d(z, DT_F32, ROWS, E),
-                                  .key = 9,
-                                  .seq = SEQ};
+    struct router_noise_args a = {
+        .info = tensor_1d(info, DT_I64, 4), .logits = tensor_2d(z, DT_F32, ROWS, E), .key = 9, .seq = SEQ};
     assert_ok(t->ops->router_noise(&t->lane, &a), &t->e);
     double sum = 0, square = 0;
     for (int i = 0; i < ROWS * E; i++) {
@@ -373,8 +369,7 @@ static void jitter_stays_in_its_range_and_is_its_own_gradient(void **state)
     a.acc_y = true;
     assert_ok(t->ops->router_jitter(&t->lane, &a), &t->e);
     for (int i = 0; i < T * E; i++)
-        assert_true(fabsf(y[i] - (float)(i % 7 + 1) * factor[i]) < 1e-5f &&
-                    fabsf(dx[i] - 1 - factor[i]) < 1e-6f);
+        assert_true(fabsf(y[i] - (float)(i % 7 + 1) * factor[i]) < 1e-5f && fabsf(dx[i] - 1 - factor[i]) < 1e-6f);
 }
 
 static void bad_arguments_are_refused(void **state)

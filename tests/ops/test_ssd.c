@@ -26,9 +26,8 @@ static struct tensor make(struct problem *t, int rank, const int64_t *dim, uint6
         tensor_set(&x, i, (double)(float)rng_normal(key, (uint64_t)i));
     return x;
 }
-#define MAKE(t, key, ...)                                                                          \
-    make(t, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),                             \
-         (const int64_t[]){__VA_ARGS__}, key)
+#define MAKE(t, key, ...)                                                                                              \
+    make(t, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]){__VA_ARGS__}, key)
 
 /* One sequence of random inputs; decay slow enough for memory over many rows. */
 static void open_problem(struct problem *t, enum dev_kind kind)
@@ -85,8 +84,8 @@ static void two_rows_by_hand(void **state)
         struct problem t;
         open_problem(&t, k == 0 ? DEV_REF : DEV_CPU);
         struct ssd_fwd_args a = t.a;
-        double skip = 0.5, bias = 0.25, rate = -2, raw[2] = {0.3, -1}, x[2] = {3, 5},
-               bm[2] = {0.7, -0.2}, cm[2] = {1.5, 2}, s = 0;
+        double skip = 0.5, bias = 0.25, rate = -2, raw[2] = {0.3, -1}, x[2] = {3, 5}, bm[2] = {0.7, -0.2},
+               cm[2] = {1.5, 2}, s = 0;
         a.x = rows_from(&a.x, 0, 2);
         a.x.dim[0] = a.x.dim[2] = a.x.dim[3] = 1;
         a.y = a.x;
@@ -145,8 +144,7 @@ static void decode(enum dev_kind kind, double bound)
     a.y = whole;
     assert_ok(t.ops->ssd_fwd(&t.lane, &a), &t.e);
     int64_t start = 0;
-    a.start = tensor_1d(&start, DT_I64,
-                        1); /* the state holds rubbish, which a text that starts must not see */
+    a.start = tensor_1d(&start, DT_I64, 1); /* the state holds rubbish, which a text that starts must not see */
     a.init = a.final = state;
     while (start < S) {
         int64_t n = start == 0 ? 201 : start < 210 ? 3 : 1;
@@ -235,8 +233,7 @@ static void bad_arguments_are_named(void **state)
     assert_fails(t.ops->ssd_fwd(&t.lane, &a), ST_INVALID, &t.e, "chunk is 0");
     a = t.a;
     a.Bm.dim[2] = a.Cm.dim[2] = 3;
-    assert_fails(t.ops->ssd_fwd(&t.lane, &a), ST_INVALID, &t.e,
-                 "4 heads are no multiple of 3 groups");
+    assert_fails(t.ops->ssd_fwd(&t.lane, &a), ST_INVALID, &t.e, "4 heads are no multiple of 3 groups");
     a = t.a;
     a.dt_min = 2;
     a.dt_max = 1;

@@ -13,8 +13,7 @@ struct head {
     struct dev dev;
     struct lane lane;
     const struct ops *ops;
-    double h[MAX_ROWS * MAX_D], w[MAX_VOCAB * MAX_D], bias[MAX_VOCAB], nll[MAX_ROWS],
-        logits[MAX_ROWS * MAX_VOCAB];
+    double h[MAX_ROWS * MAX_D], w[MAX_VOCAB * MAX_D], bias[MAX_VOCAB], nll[MAX_ROWS], logits[MAX_ROWS * MAX_VOCAB];
     double dh[MAX_ROWS * MAX_D], dw[MAX_VOCAB * MAX_D], dbias[MAX_VOCAB], scale[1], loss[2];
     int32_t label[MAX_ROWS];
     char work[MAX_ROWS * (MAX_VOCAB + 16) * 4 + MAX_ROWS * 8 + 64] __attribute__((aligned(64)));
@@ -22,8 +21,7 @@ struct head {
 };
 
 /* Everything random, gradients asked for, all outputs NaN. */
-static void head_open(struct head *s, enum dev_kind kind, int64_t rows, int64_t d, int64_t vocab,
-                      bool bias)
+static void head_open(struct head *s, enum dev_kind kind, int64_t rows, int64_t d, int64_t vocab, bool bias)
 {
     memset(s, 0xFF, sizeof *s);
     s->e = (struct err){0};
@@ -153,8 +151,7 @@ static void ignored_labels_have_no_loss_and_no_gradient(void **state)
         s.a.acc_dw = s.a.acc_dbias = s.a.acc_loss = true;
         s.loss[0] = 5;
         assert_ok(s.ops->xent(&s.lane, &s.a), &s.e);
-        assert_true(all_equal(&s.a.dw, 3) && all_equal(&s.a.dbias, 4) && s.loss[0] == 5 &&
-                    s.loss[1] == 0);
+        assert_true(all_equal(&s.a.dw, 3) && all_equal(&s.a.dbias, 4) && s.loss[0] == 5 && s.loss[1] == 0);
         /* Dropping the last 11 rows is the same as ignoring them. */
         head_open(&s, (enum dev_kind)kind, 21, 5, 33, true);
         head_open(&some, (enum dev_kind)kind, 10, 5, 33, true);
@@ -215,8 +212,7 @@ static double objective(struct head *s)
     for (int64_t r = 0; r < s->a.h.dim[0]; r++) {
         if (s->label[r] < 0)
             continue;
-        double lse =
-            tensor_get(&s->a.nll, r) + tensor_get(&s->a.logits, r * s->a.w.dim[0] + s->label[r]);
+        double lse = tensor_get(&s->a.nll, r) + tensor_get(&s->a.logits, r * s->a.w.dim[0] + s->label[r]);
         sum += tensor_get(&s->a.nll, r) + s->a.z_loss * lse * lse;
     }
     return s->scale[0] * sum;
@@ -341,8 +337,7 @@ static void bad_arguments_are_refused(void **state)
     assert_fails(s.ops->xent(&s.lane, &s.a), ST_INVALID, &s.e, "overlap");
     s.a = good;
     s.a.label = tensor_1d(s.label, DT_I32, 8);
-    assert_fails(s.ops->xent(&s.lane, &s.a), ST_INVALID, &s.e,
-                 "label is I32 [8], expected I32 [9]");
+    assert_fails(s.ops->xent(&s.lane, &s.a), ST_INVALID, &s.e, "label is I32 [8], expected I32 [9]");
 }
 
 static void the_chunk_rule_bounds_the_logits(void **state)

@@ -14,8 +14,7 @@ static void update_open(struct update *u, const char *options, enum dev_kind kin
     *u = (struct update){0};
     tiny_config(&t->c, options);
     struct model_plan *plans[] = {&t->train};
-    struct model_plan_opts o = {
-        .name = "train", .mode = BUILD_TRAIN, .batch = 2, .seq = t->c.train.seq};
+    struct model_plan_opts o = {.name = "train", .mode = BUILD_TRAIN, .batch = 2, .seq = t->c.train.seq};
     assert_ok(dev_open(&t->dev, kind, 1, &t->e), &t->e);
     assert_ok(model_init(&t->m, &t->c, &t->dev, &t->e), &t->e);
     assert_ok(model_plan_build(&t->m, &t->train, &o, &t->e), &t->e);
@@ -126,15 +125,14 @@ static void updates_equal_a_scalar_adamw(void **state)
         double bound;
         bool clips;
     } cases[] = {
-        {"train.clip=0.05 train.lr=0.01 train.schedule=constant model.bias=on model.qk_norm=on",
-         DEV_REF, 1e-14, true},
-        {"train.clip=0 train.lr=0.02 train.schedule=constant train.weight_decay=0.3 model.tied=off",
-         DEV_REF, 1e-14, false},
+        {"train.clip=0.05 train.lr=0.01 train.schedule=constant model.bias=on model.qk_norm=on", DEV_REF, 1e-14, true},
+        {"train.clip=0 train.lr=0.02 train.schedule=constant train.weight_decay=0.3 model.tied=off", DEV_REF, 1e-14,
+         false},
         {"train.clip=1000 train.lr=0.02 train.schedule=constant train.beta1=0 train.beta2=0.5 "
          "train.eps=1e-3",
          DEV_REF, 1e-14, false},
-        {"train.clip=0.05 train.lr=0.01 train.schedule=constant plan.poison=on plan.random_lanes=3",
-         DEV_REF, 1e-14, true},
+        {"train.clip=0.05 train.lr=0.01 train.schedule=constant plan.poison=on plan.random_lanes=3", DEV_REF, 1e-14,
+         true},
         {"train.clip=0.05 train.lr=0.01 train.schedule=constant", DEV_CPU, 3e-6, true},
     };
     for (int k = 0; k < countof(cases); k++) {
@@ -223,8 +221,7 @@ static void a_bad_gradient_or_loss_updates_nothing(void **state)
         update_run(&u, 0);
         scalar_open(&before, &u.t.m);
         tiny_run(&u.t, 2);
-        struct tensor g = model_grad(&u.t.m, 2),
-                      loss = model_slot(&u.t.m, &u.t.train, u.t.train.loss);
+        struct tensor g = model_grad(&u.t.m, 2), loss = model_slot(&u.t.m, &u.t.train, u.t.train.loss);
         if (what == 2)
             tensor_set(&loss, 0, NAN);
         else
@@ -251,8 +248,7 @@ static void an_update_without_its_numbers_is_an_error(void **state)
     struct update u;
     update_open(&u, "", DEV_REF);
     struct run_info run = {.first_mb = true};
-    assert_fails(exec_run(&u.t.x, &u.o.p, &run, &u.t.e), ST_INTERNAL, &u.t.e,
-                 "lacks its hyper-parameters");
+    assert_fails(exec_run(&u.t.x, &u.o.p, &run, &u.t.e), ST_INTERNAL, &u.t.e, "lacks its hyper-parameters");
     update_close(&u);
 }
 

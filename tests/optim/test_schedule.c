@@ -50,8 +50,7 @@ static void linear_and_cosine_go_from_max_to_min(void **state)
 static void wsd_is_flat_and_then_follows_its_style(void **state)
 {
     (void)state;
-    struct lr_schedule s = {
-        .kind = LR_WSD, .max = 1.0, .min = 0.1, .warmup = 10, .decay = 100, .wsd = 20};
+    struct lr_schedule s = {.kind = LR_WSD, .max = 1.0, .min = 0.1, .warmup = 10, .decay = 100, .wsd = 20};
     static const struct {
         enum lr_wsd_style style;
         double quarter, half; /* coefficients after 5 and 10 of the 20 updates */
@@ -96,8 +95,7 @@ static void senseless_settings_are_refused(void **state)
 {
     (void)state;
     struct err e = {0};
-    struct lr_schedule good = {
-        .kind = LR_WSD, .max = 1, .min = 0.1, .warmup = 10, .decay = 100, .wsd = 90};
+    struct lr_schedule good = {.kind = LR_WSD, .max = 1, .min = 0.1, .warmup = 10, .decay = 100, .wsd = 90};
     assert_ok(lr_schedule_check(&good, &e), &e);
     struct lr_schedule s = good;
     s.max = NAN;

@@ -1,6 +1,6 @@
 /* A toy network for tests of whole-step schedules: segments of layers (attention `*`, MLP `-`, experts `E`) with fake
- * all-to-alls on the comm lane and cuts that send through a post office in memory, so that several ranks can run as threads of
- * one program. Values are mixed as in toy.h; nothing is learned. */
+ * all-to-alls on the comm lane and cuts that send through a post office in memory, so that several ranks can run as
+ * threads of one program. Values are mixed as in toy.h; nothing is learned. */
 #ifndef BRAID_TESTS_PLAN_NET_H
 #define BRAID_TESTS_PLAN_NET_H
 
@@ -89,7 +89,10 @@ struct net {
 
 static inline slot_id net_slot(struct net *n, const char *name) { return rig_slot(&n->r, name, NET_WIDTH); }
 /* Persistent slots are found by name when ranks are compared. */
-static inline slot_id net_keep(struct net *n, const char *name, enum arena_id a) { return rig_keep(&n->r, name, a, NET_WIDTH); }
+static inline slot_id net_keep(struct net *n, const char *name, enum arena_id a)
+{
+    return rig_keep(&n->r, name, a, NET_WIDTH);
+}
 
 /* y = op(x, w) with all phases; dx is written, or added to. */
 static inline slot_id net_linear(struct net *n, const char *name, slot_id x, slot_id dx, bool adds, slot_id *dy)
@@ -117,7 +120,8 @@ static inline slot_id net_linear(struct net *n, const char *name, slot_id x, slo
 }
 
 /* An all-to-all: y on the comm lane. */
-static inline slot_id net_exchange(struct net *n, const char *name, enum node_role role, slot_id x, slot_id dx, slot_id meta, slot_id *dy)
+static inline slot_id net_exchange(struct net *n, const char *name, enum node_role role, slot_id x, slot_id dx,
+                                   slot_id meta, slot_id *dy)
 {
     char text[32];
     struct rig *r = &n->r;
@@ -134,8 +138,9 @@ static inline slot_id net_exchange(struct net *n, const char *name, enum node_ro
 static inline slot_id net_experts(struct net *n, slot_id h, slot_id dh, slot_id *df)
 {
     struct rig *r = &n->r;
-    slot_id d_shared, perm = net_slot(n, "perm"), dperm = net_slot(n, "d_perm"), prob = net_slot(n, "prob"), dprob = net_slot(n, "d_prob"),
-            meta = net_slot(n, "meta"), tally = net_keep(n, "tally", ARENA_STATE), ddisp, dfc1, dfc2, dcomb;
+    slot_id d_shared, perm = net_slot(n, "perm"), dperm = net_slot(n, "d_perm"), prob = net_slot(n, "prob"),
+                      dprob = net_slot(n, "d_prob"), meta = net_slot(n, "meta"),
+                      tally = net_keep(n, "tally", ARENA_STATE), ddisp, dfc1, dfc2, dcomb;
     slot_id shared = net_linear(n, "shared", h, dh, true, &d_shared);
     int k = rig_node(r, "router", LANE_COMPUTE);
     RIG_USES(r, k, PH_FWD, 0.6, READS(h), WRITES(perm), WRITES(prob), WRITES(meta), ADDS(tally));
@@ -215,8 +220,8 @@ static inline void net_head(struct net *n)
 {
     struct rig *r = &n->r;
     graph_scope(&r->g, -1, "head");
-    slot_id w = n->o->tied ? n->embed_w : net_keep(n, "w", ARENA_PARAM), g = n->o->tied ? n->embed_g : net_keep(n, "g", ARENA_GRAD),
-            loss = net_keep(n, "loss", ARENA_STATE);
+    slot_id w = n->o->tied ? n->embed_w : net_keep(n, "w", ARENA_PARAM),
+            g = n->o->tied ? n->embed_g : net_keep(n, "g", ARENA_GRAD), loss = net_keep(n, "loss", ARENA_STATE);
     int k = rig_node(r, "loss", LANE_COMPUTE);
     RIG_USES(r, k, PH_FWD, 0.75, READS(n->x), READS(w), READS(n->label), WRITES(n->dx), ADDS(g), ADDS(loss));
 }
@@ -253,7 +258,8 @@ static inline void net_declare(struct net *n, const struct net_opts *o, struct p
     static const char *const dropped[] = {"norm", "fc1", "qkv", "up"};
     for (int s = 0; o->drop && s < r->g.n_slots; s++)
         for (int d = 0; d < countof(dropped); d++)
-            r->g.slots[s].dropped |= r->g.slots[s].replay >= 0 && strcmp(strrchr(r->g.slots[s].name, '.') + 1, dropped[d]) == 0;
+            r->g.slots[s].dropped |=
+                r->g.slots[s].replay >= 0 && strcmp(strrchr(r->g.slots[s].name, '.') + 1, dropped[d]) == 0;
 }
 
 /* rig_commit with parameters that depend on names, so that every rank has the same. */
@@ -264,7 +270,8 @@ static inline void net_commit(struct net *n)
         const struct slot *slot = &n->r.g.slots[s];
         if (slot->arena != ARENA_PARAM)
             continue;
-        double *w = (double *)(void *)(n->r.m.base[ARENA_PARAM] + slot->offset), v = (double)(hash64_str(slot->name, 1) % 97) / 97;
+        double *w = (double *)(void *)(n->r.m.base[ARENA_PARAM] + slot->offset),
+               v = (double)(hash64_str(slot->name, 1) % 97) / 97;
         for (int i = 0; i < NET_WIDTH; i++)
             w[i] = v + 0.125 * i;
     }
@@ -303,7 +310,8 @@ static inline const char *net_difference(const struct net *n, const struct net *
         for (int t = 0; t < want->r.g.n_slots && found != NULL; t++) {
             const struct slot *b = &want->r.g.slots[t];
             if (b->arena == a->arena && strcmp(a->name, b->name) == 0 &&
-                memcmp(n->r.m.base[a->arena] + a->offset, want->r.m.base[b->arena] + b->offset, NET_WIDTH * sizeof(double)) == 0)
+                memcmp(n->r.m.base[a->arena] + a->offset, want->r.m.base[b->arena] + b->offset,
+                       NET_WIDTH * sizeof(double)) == 0)
                 found = NULL;
         }
         if (found != NULL)

@@ -105,7 +105,8 @@ static void a_part_of_a_slot_that_is_bound_twice_is_named(void **state)
         if (apart)
             assert_ok(r.g.err.code, &r.g.err);
         else
-            assert_fails(graph_check(g, &r.e), ST_INTERNAL, &r.e, "field dg of gate_bwd is bound to the same place as field dx");
+            assert_fails(graph_check(g, &r.e), ST_INTERNAL, &r.e,
+                         "field dg of gate_bwd is bound to the same place as field dx");
         rig_release(&r);
     }
 }

@@ -39,8 +39,7 @@ static void chain_declare(struct chain *c, const bool saves[CHAIN])
         RIG_USES(r, c->node[k], PH_REPLAY, 0.1 * k, READS(c->y[k]), READS(w), WRITES(c->y[k + 1]));
         graph_replay(&r->g, c->y[k + 1], c->node[k]);
         RIG_USES(r, c->node[k], PH_BWD, 0.2, READS(c->dy[k + 1]), READS(w), WRITES(c->dy[k]));
-        RIG_USES(r, c->node[k], PH_DW, 0.3, READS(c->dy[k + 1]),
-                 READS(saves[k] ? c->y[k] : NO_SLOT), ADDS(c->grad[k]));
+        RIG_USES(r, c->node[k], PH_DW, 0.3, READS(c->dy[k + 1]), READS(saves[k] ? c->y[k] : NO_SLOT), ADDS(c->grad[k]));
     }
     c->head = rig_node(r, "head", LANE_COMPUTE);
     RIG_USES(r, c->head, PH_FWD, 0.7, READS(c->y[CHAIN]), WRITES(c->dy[CHAIN]));
@@ -78,15 +77,13 @@ static void dropped_slots_are_replayed_once_and_in_forward_order(void **state)
     rig_make(&c.r);
     const struct plan *p = &c.r.p;
     assert_int_equal(p->n_replays, 2);
-    assert_int_equal(count_steps(p, c.node[0], PH_REPLAY),
-                     1); /* read by two: n1's dw and n1's replay */
+    assert_int_equal(count_steps(p, c.node[0], PH_REPLAY), 1); /* read by two: n1's dw and n1's replay */
     int first = find_step(p, c.node[0], PH_REPLAY), second = find_step(p, c.node[1], PH_REPLAY);
     assert_int_equal(second, first + 1);
     assert_int_equal(find_step(p, c.node[2], PH_DW), second + 1); /* just before the first reader */
     assert_int_equal(find_life(p, c.y[1], false)->arena, ARENA_WORK);
     assert_int_equal(find_life(p, c.y[1], true)->arena, ARENA_WORK);
-    assert_int_equal(find_life(p, c.y[0], false)->arena,
-                     ARENA_FRAME); /* the replays start from it */
+    assert_int_equal(find_life(p, c.y[0], false)->arena, ARENA_FRAME); /* the replays start from it */
     assert_int_equal(p->frame_bytes, kept.r.p.frame_bytes - 2 * 128);
     c.r.x.poison = true;
     rig_run(&c.r, true);
@@ -103,8 +100,7 @@ static void a_kept_slot_is_not_touched_by_a_replay(void **state)
     for (int drop = 0; drop < 2; drop++) {
         struct rig r;
         rig_init(&r);
-        slot_id x = rig_slot(&r, "x", 8),
-                two[2] = {rig_slot(&r, "kept", 8), rig_slot(&r, "other", 8)},
+        slot_id x = rig_slot(&r, "x", 8), two[2] = {rig_slot(&r, "kept", 8), rig_slot(&r, "other", 8)},
                 d = rig_slot(&r, "d", 8);
         slot_id grad = rig_keep(&r, "grad", ARENA_GRAD, 8);
         int source = rig_node(&r, "source", LANE_COMPUTE), pair = rig_node(&r, "pair", LANE_SIDE),
@@ -123,8 +119,7 @@ static void a_kept_slot_is_not_touched_by_a_replay(void **state)
             const struct step *replay = &r.p.steps[find_step(&r.p, pair, PH_REPLAY)],
                               *dw = &r.p.steps[find_step(&r.p, last, PH_DW)];
             assert_int_equal(r.p.inst[dw->instance[2]].arena, ARENA_FRAME);
-            assert_true(replay->instance[1] != dw->instance[2] &&
-                        replay->t[1].data != dw->t[2].data);
+            assert_true(replay->instance[1] != dw->instance[2] && replay->t[1].data != dw->t[2].data);
             assert_int_equal(r.p.inst[replay->instance[1]].arena, ARENA_WORK);
             assert_int_equal(replay->instance[2], dw->instance[1]);
         }
@@ -180,13 +175,11 @@ static void the_first_contribution_writes_and_later_ones_add(void **state)
 }
 
 /* s is read by `before` and then by `over`, which may write t over it; `after` may read s, too. */
-static bool merges(enum lane_id before_lane, bool read_after, enum lane_id after_lane,
-                   bool keep_output)
+static bool merges(enum lane_id before_lane, bool read_after, enum lane_id after_lane, bool keep_output)
 {
     struct rig r;
     rig_init(&r);
-    slot_id s = rig_slot(&r, "s", 8), t = rig_slot(&r, "t", 8),
-            grad = rig_keep(&r, "grad", ARENA_GRAD, 8);
+    slot_id s = rig_slot(&r, "s", 8), t = rig_slot(&r, "t", 8), grad = rig_keep(&r, "grad", ARENA_GRAD, 8);
     int source = rig_node(&r, "source", LANE_COMPUTE), before = rig_node(&r, "before", before_lane);
     int over = rig_node(&r, "over", LANE_COMPUTE), after = rig_node(&r, "after", after_lane);
     RIG_USES(&r, source, PH_FWD, 1, WRITES(s));
@@ -226,11 +219,9 @@ static void a_later_weight_gradient_on_another_lane_prevents_in_place(void **sta
     for (int side = 0; side < 2; side++) {
         struct rig r;
         rig_init(&r);
-        slot_id pre = rig_slot(&r, "pre", 8), d = rig_slot(&r, "d", 8),
-                dpre = rig_slot(&r, "dpre", 8);
+        slot_id pre = rig_slot(&r, "pre", 8), d = rig_slot(&r, "d", 8), dpre = rig_slot(&r, "dpre", 8);
         slot_id grad = rig_keep(&r, "grad", ARENA_GRAD, 8);
-        int dw = rig_node(&r, "dw", side ? LANE_SIDE : LANE_COMPUTE),
-            act = rig_node(&r, "act", LANE_COMPUTE);
+        int dw = rig_node(&r, "dw", side ? LANE_SIDE : LANE_COMPUTE), act = rig_node(&r, "act", LANE_COMPUTE);
         RIG_USES(&r, dw, PH_FWD, 1, WRITES(pre));
         RIG_USES(&r, dw, PH_DW, 5, READS(dpre), READS(side ? pre : NO_SLOT), ADDS(grad));
         RIG_USES(&r, act, PH_FWD, 2, READS(pre), WRITES(d));
@@ -248,16 +239,13 @@ static void waits_stand_only_between_lanes(void **state)
     (void)state;
     struct rig r;
     rig_init(&r);
-    slot_id a = rig_slot(&r, "a", 4), b = rig_slot(&r, "b", 4), c = rig_slot(&r, "c", 4),
-            d = rig_slot(&r, "d", 4);
+    slot_id a = rig_slot(&r, "a", 4), b = rig_slot(&r, "b", 4), c = rig_slot(&r, "c", 4), d = rig_slot(&r, "d", 4);
     int n0 = rig_node(&r, "n0", LANE_COMPUTE), n1 = rig_node(&r, "n1", LANE_COMPUTE),
-        n2 = rig_node(&r, "n2", LANE_COMM), n3 = rig_node(&r, "n3", LANE_COMM),
-        n4 = rig_node(&r, "n4", LANE_COMPUTE);
+        n2 = rig_node(&r, "n2", LANE_COMM), n3 = rig_node(&r, "n3", LANE_COMM), n4 = rig_node(&r, "n4", LANE_COMPUTE);
     RIG_USES(&r, n0, PH_FWD, 1, WRITES(a));
     RIG_USES(&r, n1, PH_FWD, 1, READS(a), WRITES(b));
     RIG_USES(&r, n2, PH_FWD, 1, READS(b), WRITES(c));
-    RIG_USES(&r, n3, PH_FWD, 1, READS(a), READS(c),
-             WRITES(d)); /* n2's wait already proves that a is there */
+    RIG_USES(&r, n3, PH_FWD, 1, READS(a), READS(c), WRITES(d)); /* n2's wait already proves that a is there */
     RIG_USES(&r, n4, PH_FWD, 1, READS(d), READS(c), WRITES(NO_SLOT));
     assert_ok(rig_plan(&r), &r.e);
     const struct step *s = r.p.steps;
@@ -278,14 +266,12 @@ static void what_a_wait_proves_is_not_waited_for_again(void **state)
     struct rig r;
     rig_init(&r);
     slot_id a = rig_slot(&r, "a", 4), b = rig_slot(&r, "b", 4), c = rig_slot(&r, "c", 4);
-    int n0 = rig_node(&r, "n0", LANE_COMPUTE), n1 = rig_node(&r, "n1", LANE_SIDE),
-        n2 = rig_node(&r, "n2", LANE_COMM), n3 = rig_node(&r, "n3", LANE_COMM);
+    int n0 = rig_node(&r, "n0", LANE_COMPUTE), n1 = rig_node(&r, "n1", LANE_SIDE), n2 = rig_node(&r, "n2", LANE_COMM),
+        n3 = rig_node(&r, "n3", LANE_COMM);
     RIG_USES(&r, n0, PH_FWD, 1, WRITES(a));
     RIG_USES(&r, n1, PH_FWD, 1, READS(a), WRITES(b));
-    RIG_USES(&r, n2, PH_FWD, 1, READS(b), READS(a),
-             WRITES(c)); /* n1 waited for n0, and n2 waits for n1 */
-    RIG_USES(&r, n3, PH_FWD, 1, READS(a), READS(b), READS(c),
-             WRITES(NO_SLOT)); /* after n2 on its lane */
+    RIG_USES(&r, n2, PH_FWD, 1, READS(b), READS(a), WRITES(c)); /* n1 waited for n0, and n2 waits for n1 */
+    RIG_USES(&r, n3, PH_FWD, 1, READS(a), READS(b), READS(c), WRITES(NO_SLOT)); /* after n2 on its lane */
     assert_ok(rig_plan(&r), &r.e);
     assert_int_equal(r.p.n_waits, 2);
     assert_int_equal(r.p.steps[2].n_waits, 1);
@@ -380,8 +366,7 @@ static void impossible_graphs_are_refused(void **state)
     slot_id a = rig_slot(&r, "a", 4), b = rig_slot(&r, "b", 4);
     int n = rig_node(&r, "early", LANE_COMPUTE);
     RIG_USES(&r, n, PH_FWD, 1, READS(a), WRITES(b));
-    assert_fails(rig_plan(&r), ST_INTERNAL, &r.e,
-                 "node early (fwd) reads slot a, which nothing has written");
+    assert_fails(rig_plan(&r), ST_INTERNAL, &r.e, "node early (fwd) reads slot a, which nothing has written");
     rig_release(&r);
 
     rig_init(&r);
@@ -397,8 +382,7 @@ static void impossible_graphs_are_refused(void **state)
     n0 = rig_node(&r, "n0", LANE_COMPUTE);
     RIG_USES(&r, n0, PH_FWD, 1, WRITES(a));
     graph_replay(&r.g, a, n0);
-    assert_fails(rig_plan(&r), ST_INTERNAL, &r.e,
-                 "names node n0 as its replay, which does not write it");
+    assert_fails(rig_plan(&r), ST_INTERNAL, &r.e, "names node n0 as its replay, which does not write it");
     rig_release(&r);
 
     rig_init(&r);
@@ -422,8 +406,7 @@ static void a_replay_that_needs_itself_is_refused(void **state)
     (void)state;
     struct rig r;
     rig_init(&r);
-    slot_id a = rig_slot(&r, "a", 4), b = rig_slot(&r, "b", 4),
-            grad = rig_keep(&r, "grad", ARENA_GRAD, 4);
+    slot_id a = rig_slot(&r, "a", 4), b = rig_slot(&r, "b", 4), grad = rig_keep(&r, "grad", ARENA_GRAD, 4);
     int n0 = rig_node(&r, "n0", LANE_COMPUTE), n1 = rig_node(&r, "n1", LANE_COMPUTE);
     RIG_USES(&r, n0, PH_FWD, 1, WRITES(a));
     RIG_USES(&r, n0, PH_REPLAY, 1, READS(b), WRITES(a));
@@ -444,8 +427,7 @@ static void one_place_in_memory_has_one_shape(void **state)
     rig_init(&r);
     slot_id a = graph_persistent(&r.g, "a", tensor_1d(NULL, DT_F64, 4), ARENA_GRAD, 0);
     assert_int_equal(graph_persistent(&r.g, "again", tensor_1d(NULL, DT_F64, 4), ARENA_GRAD, 0), a);
-    assert_int_equal(graph_persistent(&r.g, "other", tensor_1d(NULL, DT_F64, 4), ARENA_PARAM, 0),
-                     a + 1);
+    assert_int_equal(graph_persistent(&r.g, "other", tensor_1d(NULL, DT_F64, 4), ARENA_PARAM, 0), a + 1);
     graph_persistent(&r.g, "wrong", tensor_1d(NULL, DT_F64, 5), ARENA_GRAD, 0);
     assert_fails(rig_plan(&r), ST_INTERNAL, &r.e, "shares its memory with a but not its shape");
     rig_release(&r);
@@ -474,10 +456,7 @@ static void names_mean_slots_that_can_be_recomputed(void **state)
     rig_release(&c.r);
 }
 
-static int fail_step(const struct step_ctx *c)
-{
-    return err_set(c->lane->err, ST_INVALID, "the op said no");
-}
+static int fail_step(const struct step_ctx *c) { return err_set(c->lane->err, ST_INVALID, "the op said no"); }
 
 static void a_failing_step_names_its_node(void **state)
 {
@@ -515,8 +494,7 @@ static void waits_in_a_circle_are_reported_not_waited_for(void **state)
     struct chain c;
     chain_declare(&c, (const bool[]){true, true, true});
     rig_make(&c.r);
-    c.r.p.steps[0].wait[c.r.p.steps[0].n_waits++] =
-        1; /* the copy waits for the compute that waits for it */
+    c.r.p.steps[0].wait[c.r.p.steps[0].n_waits++] = 1; /* the copy waits for the compute that waits for it */
     c.r.x.random_lanes = 1;
     struct run_info run = {.first_mb = true};
     assert_fails(exec_run(&c.r.x, &c.r.p, &run, &c.r.e), ST_INTERNAL, &c.r.e, "stuck");
@@ -532,8 +510,7 @@ static void a_plan_does_not_bind_to_less_memory_than_it_needs(void **state)
     memory_reserve_max(&c.r.m, ARENA_FRAME, c.r.p.frame_bytes);
     memory_reserve_max(&c.r.m, ARENA_WORK, c.r.p.work_bytes - 1 - DEV_ALIGN);
     assert_ok(memory_commit(&c.r.m, &c.r.dev, &c.r.e), &c.r.e);
-    assert_fails(plan_bind(&c.r.p, &c.r.m, &c.r.e), ST_INTERNAL, &c.r.e,
-                 "lies outside arena workspace");
+    assert_fails(plan_bind(&c.r.p, &c.r.m, &c.r.e), ST_INTERNAL, &c.r.e, "lies outside arena workspace");
     rig_release(&c.r);
 }
 
@@ -615,18 +592,15 @@ static void the_trace_is_json_with_one_event_per_step(void **state)
         dropped += strcmp(ph, "i") == 0;
         if (strcmp(ph, "X") != 0)
             continue;
-        const struct step *s =
-            &c.r.p.steps[json_integer_value(json_object_get(json_object_get(ev, "args"), "step"))];
+        const struct step *s = &c.r.p.steps[json_integer_value(json_object_get(json_object_get(ev, "args"), "step"))];
         assert_int_equal(json_integer_value(json_object_get(ev, "tid")), s->lane);
-        assert_int_equal(json_array_size(json_object_get(json_object_get(ev, "args"), "waits")),
-                         s->n_waits);
+        assert_int_equal(json_array_size(json_object_get(json_object_get(ev, "args"), "waits")), s->n_waits);
         assert_true(json_number_value(json_object_get(ev, "ts")) >= 0 &&
                     json_number_value(json_object_get(ev, "dur")) >= 0);
         assert_int_equal(json_integer_value(json_object_get(json_object_get(ev, "args"), "mb")), 0);
         if (events == 1) {
             assert_string_equal(json_string_value(json_object_get(ev, "name")), "n0 fwd");
-            assert_true(json_number_value(json_object_get(json_object_get(ev, "args"), "gflop")) ==
-                        2);
+            assert_true(json_number_value(json_object_get(json_object_get(ev, "args"), "gflop")) == 2);
         }
         events++;
     }

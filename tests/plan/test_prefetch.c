@@ -19,8 +19,7 @@ static void declare_unit(struct chain *c, int k, slot_id *x, slot_id *dx)
     char name[32];
     snprintf(name, sizeof name, "%d", k);
     graph_scope(&r->g, k, "unit");
-    slot_id shard = rig_keep(r, "shard", ARENA_PARAM, WIDTH / 4),
-            grad = rig_keep(r, "grad", ARENA_GRAD, WIDTH / 4);
+    slot_id shard = rig_keep(r, "shard", ARENA_PARAM, WIDTH / 4), grad = rig_keep(r, "grad", ARENA_GRAD, WIDTH / 4);
     c->w[k] = rig_slot(r, "w", WIDTH);
     c->dw[k] = rig_slot(r, "dw", WIDTH);
     graph_sum(&r->g, c->dw[k]);
@@ -71,12 +70,10 @@ static void weights_come_one_unit_ahead(void **state)
     chain_open(&c, 6);
     chain_plan(&c, false);
     for (int k = 0; k < c.n; k++) {
-        int gathered = find_step(&c.r.p, c.gather[k], PH_FWD),
-            again = find_step(&c.r.p, c.gather[k], PH_REPLAY);
+        int gathered = find_step(&c.r.p, c.gather[k], PH_FWD), again = find_step(&c.r.p, c.gather[k], PH_REPLAY);
         assert_int_equal(count_steps(&c.r.p, c.gather[k], PH_FWD), 1);
         assert_int_equal(count_steps(&c.r.p, c.gather[k], PH_REPLAY), 1);
-        assert_true(gathered < find_step(&c.r.p, c.work[k], PH_FWD) &&
-                    again < find_step(&c.r.p, c.work[k], PH_BWD));
+        assert_true(gathered < find_step(&c.r.p, c.work[k], PH_FWD) && again < find_step(&c.r.p, c.work[k], PH_BWD));
         if (k > 0) /* listed before the unit in front of it computes, after the one before that */
             assert_true(gathered < find_step(&c.r.p, c.work[k - 1], PH_FWD));
         if (k > 1)
@@ -149,8 +146,7 @@ static void a_gradient_that_grows_after_its_reduction_is_refused(void **state)
     struct step_ref kept = c.r.o.list[dw];
     memmove(&c.r.o.list[dw], &c.r.o.list[dw + 1], (size_t)(reduce - dw) * sizeof kept);
     c.r.o.list[reduce] = kept;
-    assert_fails(order_prefetch(&c.r.g, &c.r.o, &e), ST_INTERNAL, &e,
-                 "which has been reduced already");
+    assert_fails(order_prefetch(&c.r.g, &c.r.o, &e), ST_INTERNAL, &e, "which has been reduced already");
     rig_release(&c.r);
 }
 

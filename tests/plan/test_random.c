@@ -17,10 +17,7 @@ struct random_opts {
 struct draws {
     uint64_t key, n;
 };
-static int draw(struct draws *d, int below)
-{
-    return (int)rng_below(d->key, d->n++, (uint64_t)below);
-}
+static int draw(struct draws *d, int below) { return (int)rng_below(d->key, d->n++, (uint64_t)below); }
 
 /* What one node is made of, so that the declarations below read in order. */
 struct random_node {
@@ -29,8 +26,7 @@ struct random_node {
     double salt;
 };
 
-static void declare_backward(struct rig *r, const struct random_node *n, bool reads_output,
-                             bool inplace)
+static void declare_backward(struct rig *r, const struct random_node *n, bool reads_output, bool inplace)
 {
     struct use bwd[2 + 2 * MAX_IN];
     int k = 0;
@@ -46,7 +42,8 @@ static void declare_backward(struct rig *r, const struct random_node *n, bool re
     }
     rig_uses(r, n->id, PH_BWD, bwd, k, n->salt + 0.5);
     if (inplace && same_size)
-        graph_inplace(&r->g, n->id, PH_BWD, bwd[2].slot, bwd[first_out].slot); /* legal where that slot dies, which it often does not */
+        /* legal where that slot dies, which it often does not */
+        graph_inplace(&r->g, n->id, PH_BWD, bwd[2].slot, bwd[first_out].slot);
     RIG_USES(r, n->id, PH_DW, n->salt + 0.7, READS(n->dout), READS(n->in[0]), ADDS(n->grad));
 }
 
@@ -54,15 +51,13 @@ static void declare_backward(struct rig *r, const struct random_node *n, bool re
  * opts. */
 static void random_graph(struct rig *r, const struct random_opts *o)
 {
-    struct draws shape = {.key = rng_key(o->seed, "shape")},
-                 policy = {.key = rng_key(o->seed, "policy")};
+    struct draws shape = {.key = rng_key(o->seed, "shape")}, policy = {.key = rng_key(o->seed, "policy")};
     slot_id value[NODES + 1], grad_of[NODES + 1], grads[4];
     bool used[NODES + 1] = {false};
     rig_init(r);
     slot_id w = rig_keep(r, "w", ARENA_PARAM, 24);
     for (int k = 0; k < countof(grads); k++)
-        grads[k] =
-            rig_keep(r, "grad", ARENA_GRAD, 24); /* shared by several nodes, as tied weights are */
+        grads[k] = rig_keep(r, "grad", ARENA_GRAD, 24); /* shared by several nodes, as tied weights are */
     for (int k = 0; k <= NODES; k++) {
         int64_t n = draw(&shape, 2) ? 24 : 8 + 8 * draw(&shape, 5);
         value[k] = rig_slot(r, "v", n);
@@ -132,11 +127,8 @@ static void every_schedule_equals_the_plain_one_bit_for_bit(void **state)
     int replays = 0, waits = 0, merged = 0, smaller = 0, plans = 0;
     for (uint64_t seed = 1; seed <= 60; seed++) {
         for (int variant = 0; variant < 4; variant++) {
-            struct random_opts o = {.seed = seed,
-                                    .lanes = true,
-                                    .drops = variant & 1,
-                                    .inplace = variant & 2,
-                                    .delay_dw = seed & 1};
+            struct random_opts o = {
+                .seed = seed, .lanes = true, .drops = variant & 1, .inplace = variant & 2, .delay_dw = seed & 1};
             uint64_t want = plain_result(seed, o.delay_dw);
             struct rig r;
             random_graph(&r, &o);
@@ -148,8 +140,7 @@ static void every_schedule_equals_the_plain_one_bit_for_bit(void **state)
                 r.x.random_lanes = seed * 1000 + (uint64_t)order;
                 rig_run(&r, true);
                 if (rig_result(&r) != want)
-                    fail_msg("seed %d, variant %d, order %d differs from plain execution",
-                             (int)seed, variant, order);
+                    fail_msg("seed %d, variant %d, order %d differs from plain execution", (int)seed, variant, order);
             }
             plans++;
             replays += r.p.n_replays;
@@ -162,11 +153,9 @@ static void every_schedule_equals_the_plain_one_bit_for_bit(void **state)
         }
     }
     /* The graphs must have had something to prove. */
-    print_message("           %d plans: %d replays, %d waits, %d in place\n", plans, replays, waits,
-                  merged);
+    print_message("           %d plans: %d replays, %d waits, %d in place\n", plans, replays, waits, merged);
     assert_true(replays > 500 && waits > 5000 && merged > 20);
-    assert_true(4 * smaller >
-                3 * plans); /* where lanes may overtake each other freely, nothing can be shared */
+    assert_true(4 * smaller > 3 * plans); /* where lanes may overtake each other freely, nothing can be shared */
 }
 
 static bool orders_find_a_difference(struct rig *r, uint64_t want)
@@ -230,8 +219,8 @@ static void place_by_list_order(struct rig *r)
             moved = false;
             for (int k = 0; k < i; k++) {
                 const struct instance *y = &p->inst[k];
-                if (y->arena == ARENA_WORK && overlap_in_list(x, y) &&
-                    x->offset < y->offset + y->bytes && y->offset < x->offset + x->bytes) {
+                if (y->arena == ARENA_WORK && overlap_in_list(x, y) && x->offset < y->offset + y->bytes &&
+                    y->offset < x->offset + x->bytes) {
                     x->offset = y->offset + y->bytes;
                     moved = true;
                 }

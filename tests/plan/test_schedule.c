@@ -14,8 +14,14 @@ static char *units_text(const struct schedule_opts *o)
     for (int i = 0; i < s.n; i++) {
         const struct schedule_unit *u = &s.u[i];
         bool second = i > 0 && s.u[i - 1].paired;
-        buf_addf(&out, "%s%c%d.%d%s", second ? "|" : u->paired ? "(" : "", u->backward ? 'B' : 'F', u->mb, u->chunk,
-                 u->paired ? "" : second ? ")" : " ");
+        buf_addf(&out, "%s%c%d.%d%s",
+                 second      ? "|"
+                 : u->paired ? "("
+                             : "",
+                 u->backward ? 'B' : 'F', u->mb, u->chunk,
+                 u->paired ? ""
+                 : second  ? ")"
+                           : " ");
         if (u->paired) {
             assert_false(u->backward);
             assert_true(i + 1 < s.n && s.u[i + 1].backward);
@@ -44,7 +50,8 @@ static void warm_up_counts_are_those_of_the_tables(void **state)
     };
     for (int k = 0; k < countof(rows); k++)
         for (int r = 0; r < rows[k].pp; r++) {
-            struct schedule_opts o = {.pp = rows[k].pp, .vpp = rows[k].vpp, .pp_rank = r, .n_mb = rows[k].n_mb, .group = rows[k].group};
+            struct schedule_opts o = {
+                .pp = rows[k].pp, .vpp = rows[k].vpp, .pp_rank = r, .n_mb = rows[k].n_mb, .group = rows[k].group};
             assert_int_equal(schedule_warmup(&o), rows[k].plain[r]);
             o.overlap = OVERLAP_EP;
             assert_int_equal(schedule_warmup(&o), rows[k].overlap[r]);
@@ -53,8 +60,10 @@ static void warm_up_counts_are_those_of_the_tables(void **state)
         }
     for (int r = 0; r < 4; r++) { /* one chunk: stages after this one, at most all microbatches */
         assert_int_equal(schedule_warmup(&(struct schedule_opts){.pp = 4, .pp_rank = r, .n_mb = 8}), 3 - r);
-        assert_int_equal(schedule_warmup(&(struct schedule_opts){.pp = 4, .pp_rank = r, .n_mb = 2}), 3 - r < 2 ? 3 - r : 2);
-        assert_int_equal(schedule_warmup(&(struct schedule_opts){.pp = 4, .pp_rank = r, .n_mb = 5, .forward_only = true}), 5);
+        assert_int_equal(schedule_warmup(&(struct schedule_opts){.pp = 4, .pp_rank = r, .n_mb = 2}),
+                         3 - r < 2 ? 3 - r : 2);
+        assert_int_equal(
+            schedule_warmup(&(struct schedule_opts){.pp = 4, .pp_rank = r, .n_mb = 5, .forward_only = true}), 5);
     }
 }
 
@@ -125,9 +134,14 @@ static void every_table_is_complete(void **state)
             for (int m = 0; m < countof(micros); m++)
                 for (int overlap = 0; overlap < 3; overlap++)
                     for (int r = 0; r < pipes[k][0]; r++) {
-                        struct schedule_opts o = {.pp = pipes[k][0], .vpp = chunks[v], .pp_rank = r, .n_mb = micros[m],
-                                                  .group = pipes[k][1], .overlap = (enum overlap_kind)overlap};
-                        bool group_fits = o.vpp == 1 || (o.group <= o.n_mb && (o.n_mb % o.group == 0 || o.n_mb % o.group >= o.pp));
+                        struct schedule_opts o = {.pp = pipes[k][0],
+                                                  .vpp = chunks[v],
+                                                  .pp_rank = r,
+                                                  .n_mb = micros[m],
+                                                  .group = pipes[k][1],
+                                                  .overlap = (enum overlap_kind)overlap};
+                        bool group_fits =
+                            o.vpp == 1 || (o.group <= o.n_mb && (o.n_mb % o.group == 0 || o.n_mb % o.group >= o.pp));
                         if (group_fits && !(o.pp > 1 && o.vpp == 1 && overlap == OVERLAP_EP)) {
                             check_table(&o);
                             tables++;
@@ -152,7 +166,8 @@ static void numbers_that_do_not_fit_are_refused(void **state)
         const char *text;
     } cases[] = {
         {{.pp = 4, .vpp = 2, .group = 4, .n_mb = 7}, "leave a last group of 3, fewer than the 4 stages"},
-        {{.pp = 4, .vpp = 2, .group = 3, .n_mb = 8}, "parallel.pp_group=3 must lie between parallel.pp=4 and the 8 microbatches"},
+        {{.pp = 4, .vpp = 2, .group = 3, .n_mb = 8},
+         "parallel.pp_group=3 must lie between parallel.pp=4 and the 8 microbatches"},
         {{.pp = 4, .vpp = 2, .n_mb = 2}, "and the 2 microbatches"},
         {{.pp = 2, .vpp = 2, .group = 5, .n_mb = 4}, "parallel.pp_group=5"},
         {{.pp = 4, .vpp = 1, .n_mb = 8, .overlap = OVERLAP_EP}, "needs parallel.vpp of at least 2"},
@@ -165,7 +180,7 @@ static void numbers_that_do_not_fit_are_refused(void **state)
     }
 }
 
-/* ---- time ------------------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 static void simulate(struct sim *s, struct schedule_opts o, double forward, double backward)
 {
@@ -185,7 +200,8 @@ static void the_extra_unit_keeps_pairs_independent(void **state)
 {
     (void)state;
     for (int overlap = 0; overlap < 2; overlap++) {
-        struct schedule_opts o = {.pp = 2, .vpp = 2, .pp_rank = 1, .n_mb = 4, .overlap = overlap ? OVERLAP_EP : OVERLAP_NONE};
+        struct schedule_opts o = {
+            .pp = 2, .vpp = 2, .pp_rank = 1, .n_mb = 4, .overlap = overlap ? OVERLAP_EP : OVERLAP_NONE};
         struct schedule_units u = {0};
         struct err e = {0};
         assert_ok(schedule_units(&o, &u, &e), &e);
@@ -210,9 +226,14 @@ static void makespans_and_peaks_are_those_published(void **state)
     for (int k = 0; k < countof(rows); k++)
         for (int overlap = 0; overlap < 2; overlap++) {
             struct sim s;
-            simulate(&s, (struct schedule_opts){.pp = rows[k].pp, .vpp = rows[k].vpp, .n_mb = rows[k].n_mb,
-                                                .overlap = overlap ? OVERLAP_EP : OVERLAP_NONE}, 1, 2);
-            print_message("           P%d V%d M%d%s: %g, peaks", rows[k].pp, rows[k].vpp, rows[k].n_mb, overlap ? " overlap" : "", s.makespan);
+            simulate(&s,
+                     (struct schedule_opts){.pp = rows[k].pp,
+                                            .vpp = rows[k].vpp,
+                                            .n_mb = rows[k].n_mb,
+                                            .overlap = overlap ? OVERLAP_EP : OVERLAP_NONE},
+                     1, 2);
+            print_message("           P%d V%d M%d%s: %g, peaks", rows[k].pp, rows[k].vpp, rows[k].n_mb,
+                          overlap ? " overlap" : "", s.makespan);
             for (int r = 0; r < rows[k].pp; r++)
                 print_message(" %d", s.rank[r].peak_frames);
             print_message("\n");
@@ -250,7 +271,11 @@ static void no_schedule_gets_stuck(void **state)
             for (int n_mb = pp; n_mb <= 12; n_mb++)
                 for (int group = pp; group <= n_mb; group++)
                     for (int overlap = 0; overlap < 2; overlap++) {
-                        struct schedule_opts o = {.pp = pp, .vpp = vpp, .n_mb = n_mb, .group = group, .overlap = overlap ? OVERLAP_EP : OVERLAP_NONE};
+                        struct schedule_opts o = {.pp = pp,
+                                                  .vpp = vpp,
+                                                  .n_mb = n_mb,
+                                                  .group = group,
+                                                  .overlap = overlap ? OVERLAP_EP : OVERLAP_NONE};
                         struct schedule_units u = {0};
                         struct err e = {0};
                         bool fits = schedule_units(&o, &u, &e) == ST_OK;
@@ -272,7 +297,8 @@ static void ranks_that_wait_for_each_other_are_named(void **state)
     struct err e = {0};
     assert_ok(sim_open(&s, 2, &e), &e);
     for (int r = 0; r < 2; r++) {
-        assert_ok(sim_add(&s, r, &(struct sim_task){.kind = SIM_RECV, .key = 1 - r, .frame = -1, .name = "take"}, &e), &e);
+        assert_ok(sim_add(&s, r, &(struct sim_task){.kind = SIM_RECV, .key = 1 - r, .frame = -1, .name = "take"}, &e),
+                  &e);
         assert_ok(sim_add(&s, r, &(struct sim_task){.kind = SIM_SEND, .key = r, .frame = -1, .name = "give"}, &e), &e);
     }
     assert_fails(sim_run(&s, &e), ST_INVALID, &e, "rank 1, lane compute, task 0 (take)");
@@ -288,13 +314,27 @@ static void lanes_and_collectives_take_their_time(void **state)
     assert_ok(sim_open(&s, 2, &e), &e);
     const struct sim_task rank0[] = {
         {.lane = LANE_COMPUTE, .seconds = 3, .frame = 0},
-        {.lane = LANE_COMM, .kind = SIM_GROUP, .key = 7, .seconds = 2, .n_waits = 1, .wait = {0}, .phase = PH_FWD, .frame = 0},
+        {.lane = LANE_COMM,
+         .kind = SIM_GROUP,
+         .key = 7,
+         .seconds = 2,
+         .n_waits = 1,
+         .wait = {0},
+         .phase = PH_FWD,
+         .frame = 0},
         {.lane = LANE_COMPUTE, .seconds = 3, .frame = 1},
         {.lane = LANE_COMPUTE, .seconds = 1, .n_waits = 1, .wait = {1}, .frame = 1},
     };
     const struct sim_task rank1[] = {
         {.lane = LANE_COMPUTE, .seconds = 5, .frame = -1},
-        {.lane = LANE_COMM, .kind = SIM_GROUP, .key = 7, .seconds = 2, .n_waits = 1, .wait = {0}, .phase = PH_BWD, .frame = -1},
+        {.lane = LANE_COMM,
+         .kind = SIM_GROUP,
+         .key = 7,
+         .seconds = 2,
+         .n_waits = 1,
+         .wait = {0},
+         .phase = PH_BWD,
+         .frame = -1},
     };
     for (int i = 0; i < countof(rank0); i++)
         assert_ok(sim_add(&s, 0, &rank0[i], &e), &e);

@@ -1,6 +1,6 @@
-/* plan/: whole steps of several microbatches. Every schedule on every pipeline gives the bits of plain execution, with lanes in
- * random legal orders and dead slots poisoned; frames are shared where they can be; overlap hides what it should; and mistakes
- * others made with overlapped schedules are caught: each as a named mutant. */
+/* plan/: whole steps of several microbatches. Every schedule on every pipeline gives the bits of plain execution, with
+ * lanes in random legal orders and dead slots poisoned; frames are shared where they can be; overlap hides what it
+ * should; and mistakes others made with overlapped schedules are caught: each as a named mutant. */
 #include "net.h"
 
 #include "plan/simulate.h"
@@ -34,7 +34,7 @@ static void step_net(struct net *n, const struct setup *s, struct post *post)
     net_commit(n);
 }
 
-/* ---- every schedule equals plain ------------------------------------------------------------------------------ */
+/* ---- every schedule equals plain ------------------------------------------------------------- */
 
 struct rank_run {
     struct net net;
@@ -86,8 +86,8 @@ static void compare_with_plain(const struct setup *s, int seeds)
     for (int seed = 0; seed < seeds; seed++) {
         const char *slot = run_ranks(ranks, s->s.pp, (uint64_t)seed, &want, &post);
         if (slot != NULL)
-            fail_msg("pp %d, vpp %d, %d microbatches, overlap %d, delay_dw %d, drop %d, seed %d: %s differs from plain", s->s.pp,
-                     s->s.vpp, s->s.n_mb, s->s.overlap, s->s.delay_dw, s->net.drop, seed, slot);
+            fail_msg("pp %d, vpp %d, %d microbatches, overlap %d, delay_dw %d, drop %d, seed %d: %s differs from plain",
+                     s->s.pp, s->s.vpp, s->s.n_mb, s->s.overlap, s->s.delay_dw, s->net.drop, seed, slot);
     }
     for (int r = 0; r < s->s.pp; r++)
         rig_release(&ranks[r].net.r);
@@ -115,9 +115,13 @@ static void every_schedule_equals_plain_bit_for_bit(void **state)
     int schedules = 0;
     for (int k = 0; k < countof(nets); k++)
         for (int variant = 0; variant < 12; variant++) {
-            struct setup s = {.s = {.pp = nets[k].pp, .vpp = nets[k].vpp, .n_mb = nets[k].n_mb, .overlap = (enum overlap_kind)(variant % 3),
-                                    .delay_dw = variant / 3 % 2},
-                              .net = {.n_segments = nets[k].n, .pp = nets[k].pp, .drop = variant / 6, .tied = nets[k].pp == 1}};
+            struct setup s = {
+                .s = {.pp = nets[k].pp,
+                      .vpp = nets[k].vpp,
+                      .n_mb = nets[k].n_mb,
+                      .overlap = (enum overlap_kind)(variant % 3),
+                      .delay_dw = variant / 3 % 2},
+                .net = {.n_segments = nets[k].n, .pp = nets[k].pp, .drop = variant / 6, .tied = nets[k].pp == 1}};
             memcpy(s.net.segment, nets[k].segment, sizeof s.net.segment);
             s.s.group = nets[k].n_mb == 5 && nets[k].vpp > 1 ? 3 : 0;
             if (s.s.overlap == OVERLAP_EP && s.s.pp > 1 && s.s.vpp == 1)
@@ -151,7 +155,9 @@ static void orders_keep_the_order_of_sums(void **state)
         }
         struct order plain = {0}, step = {0};
         assert_ok(schedule_step(&n.r.g, &(struct schedule_opts){.n_mb = 4}, &plain, &e), &e);
-        assert_ok(schedule_step(&n.r.g, &(struct schedule_opts){.n_mb = 4, .overlap = OVERLAP_EP, .delay_dw = true}, &step, &e), &e);
+        assert_ok(schedule_step(&n.r.g, &(struct schedule_opts){.n_mb = 4, .overlap = OVERLAP_EP, .delay_dw = true},
+                                &step, &e),
+                  &e);
         assert_int_equal(plain.n, step.n);
         assert_ok(order_same_sums(&n.r.g, &plain, &step, &e), &e);
         struct step_ref swap = step.list[step.n - 1]; /* the embedding's dw of the last microbatch, put first */
@@ -179,8 +185,11 @@ static void flat_and_grouped_layers_have_one_order(void **state)
                 struct net n;
                 struct err e = {0};
                 net_declare(&n, &o, &post);
-                assert_ok(schedule_step(&n.r.g, &(struct schedule_opts){.n_mb = 3, .overlap = (enum overlap_kind)overlap, .delay_dw = delay},
-                                        &order[grouped], &e), &e);
+                assert_ok(schedule_step(&n.r.g,
+                                        &(struct schedule_opts){
+                                            .n_mb = 3, .overlap = (enum overlap_kind)overlap, .delay_dw = delay},
+                                        &order[grouped], &e),
+                          &e);
                 rig_release(&n.r);
             }
             assert_int_equal(order[0].n, order[1].n);
@@ -191,7 +200,7 @@ static void flat_and_grouped_layers_have_one_order(void **state)
     post_close(&post);
 }
 
-/* ---- the order of a pair --------------------------------------------------------------------------------------- */
+/* ---- the order of a pair --------------------------------------------------------------------- */
 
 static void a_pair_follows_the_table(void **state)
 {
@@ -204,25 +213,35 @@ static void a_pair_follows_the_table(void **state)
     struct buf got;
     post_open(&post);
     net_declare(&n, &o, &post);
-    assert_ok(schedule_step(&n.r.g, &(struct schedule_opts){.n_mb = 2, .overlap = OVERLAP_EP, .delay_dw = true}, &order, &e), &e);
+    assert_ok(
+        schedule_step(&n.r.g, &(struct schedule_opts){.n_mb = 2, .overlap = OVERLAP_EP, .delay_dw = true}, &order, &e),
+        &e);
     buf_init(&got, 0);
     for (int i = 0; i < order.n; i++) {
         const char *name = strrchr(n.r.g.nodes[order.list[i].node].name, '.');
-        buf_addf(&got, "%s%d.%s ", order.list[i].phase == PH_FWD ? "f" : order.list[i].phase == PH_BWD ? "b" : "w", order.list[i].mb, name + 1);
+        buf_addf(&got, "%s%d.%s ",
+                 order.list[i].phase == PH_FWD   ? "f"
+                 : order.list[i].phase == PH_BWD ? "b"
+                                                 : "w",
+                 order.list[i].mb, name + 1);
     }
     assert_string_equal(got.text,
-                        "f0.batch f1.batch f0.look_up f0.norm f0.shared f0.router f0.dispatch f0.fc1 f0.fc2 f0.combine f0.unpermute f0.add f0.loss "
+                        "f0.batch f1.batch f0.look_up f0.norm f0.shared f0.router f0.dispatch f0.fc1 f0.fc2 f0.combine "
+                        "f0.unpermute f0.add f0.loss "
                         /* the pair */
-                        "b0.add b0.unpermute b0.combine f1.look_up f1.norm f1.shared f1.router b0.fc2 b0.fc1 f1.dispatch b0.dispatch "
-                        "w0.fc2 w0.fc1 f1.fc1 f1.fc2 f1.combine b0.router b0.shared b0.norm w0.shared w0.look_up f1.unpermute f1.add f1.loss "
-                        "b1.add b1.unpermute b1.combine b1.fc2 b1.fc1 b1.dispatch w1.fc2 w1.fc1 b1.router b1.shared b1.norm w1.shared w1.look_up ");
+                        "b0.add b0.unpermute b0.combine f1.look_up f1.norm f1.shared f1.router b0.fc2 b0.fc1 "
+                        "f1.dispatch b0.dispatch "
+                        "w0.fc2 w0.fc1 f1.fc1 f1.fc2 f1.combine b0.router b0.shared b0.norm w0.shared w0.look_up "
+                        "f1.unpermute f1.add f1.loss "
+                        "b1.add b1.unpermute b1.combine b1.fc2 b1.fc1 b1.dispatch w1.fc2 w1.fc1 b1.router b1.shared "
+                        "b1.norm w1.shared w1.look_up ");
     buf_release(&got);
     order_release(&order);
     rig_release(&n.r);
     post_close(&post);
 }
 
-/* ---- frames ------------------------------------------------------------------------------------------------------ */
+/* ---- frames ---------------------------------------------------------------------------------- */
 
 static int64_t frames_of(const struct schedule_opts *s, const struct net_opts *o)
 {
@@ -245,11 +264,13 @@ static void frames_of_finished_microbatches_are_used_again(void **state)
     (void)state;
     struct net_opts o = {.segment = {"*E*E*-"}, .n_segments = 1, .pp = 1};
     int64_t one = frames_of(&(struct schedule_opts){.n_mb = 1}, &o);
-    /* tokens and labels are there for every microbatch from the start; of the saved ones, only tokens lie beside the frames */
+    /* tokens and labels are there for every microbatch from the start; of the saved ones, only tokens lie beside the
+     * frames */
     int64_t tokens = round_up(NET_WIDTH * 8, DEV_ALIGN), frame = one - tokens;
     for (int n_mb = 2; n_mb <= 8; n_mb *= 2) {
         assert_int_equal(frames_of(&(struct schedule_opts){.n_mb = n_mb}, &o), frame + n_mb * tokens);
-        assert_int_equal(frames_of(&(struct schedule_opts){.n_mb = n_mb, .overlap = OVERLAP_EP}, &o), 2 * frame + n_mb * tokens);
+        assert_int_equal(frames_of(&(struct schedule_opts){.n_mb = n_mb, .overlap = OVERLAP_EP}, &o),
+                         2 * frame + n_mb * tokens);
     }
     /* a pipeline keeps its peak: 4 stages, stage r has 4 - r frames of 8 microbatches */
     for (int r = 0; r < 4; r++) {
@@ -266,7 +287,8 @@ static void persistent_slots_may_not_pass_values_within_a_microbatch(void **stat
     (void)state;
     struct rig r;
     rig_init(&r);
-    slot_id table = rig_keep(&r, "table", ARENA_STATE, 8), d = rig_slot(&r, "d", 8), g = rig_keep(&r, "g", ARENA_GRAD, 8);
+    slot_id table = rig_keep(&r, "table", ARENA_STATE, 8), d = rig_slot(&r, "d", 8),
+            g = rig_keep(&r, "g", ARENA_GRAD, 8);
     int k = rig_node(&r, "core", LANE_COMPUTE);
     RIG_USES(&r, k, PH_FWD, 1, WRITES(table), WRITES(d));
     RIG_USES(&r, k, PH_DW, 1, READS(d), READS(table), ADDS(g));
@@ -328,7 +350,7 @@ static void every_step_gets_the_run_info_of_its_microbatch(void **state)
     rig_release(&r);
 }
 
-/* ---- the method has teeth -------------------------------------------------------------------------------------------- */
+/* ---- the method has teeth -------------------------------------------------------------------- */
 
 static void overlapped(struct net *n, const char *layers, bool drop, int n_mb, struct post *post)
 {
@@ -382,7 +404,7 @@ static void a_missing_wait_is_caught(void **state)
     post_close(&plain);
 }
 
-/* ---- mutants: letters of the ledger of the overlapped schedules this re-creates ------------------------------------------- */
+/* ---- mutants: letters of the ledger of the overlapped schedules this re-creates -------------- */
 
 /* B: whatever a backward half computes, it computes once. Adding up twice would not always be noticed. */
 static void mutant_B_backward_twice(void **state)
@@ -402,8 +424,8 @@ static void mutant_B_backward_twice(void **state)
     rig_release(&r);
 }
 
-/* E: a dropped slot is rebuilt once per microbatch, on the compute lane, and after the all-to-alls that come before its first
- * reader. NULL: so it is. */
+/* E: a dropped slot is rebuilt once per microbatch, on the compute lane, and after the all-to-alls that come before its
+ * first reader. NULL: so it is. */
 static const char *rebuild_fault(const struct plan *p)
 {
     for (int i = 0; i < p->n_steps; i++) {
@@ -424,7 +446,8 @@ static const char *rebuild_fault(const struct plan *p)
                 return "too early";
         }
         for (int k = 0; k < i; k++)
-            if (p->steps[k].ref.phase == PH_REPLAY && p->steps[k].ref.node == s->ref.node && p->steps[k].ref.mb == s->ref.mb)
+            if (p->steps[k].ref.phase == PH_REPLAY && p->steps[k].ref.node == s->ref.node &&
+                p->steps[k].ref.mb == s->ref.mb)
                 return "twice";
     }
     return NULL;
@@ -469,13 +492,15 @@ static void mutant_E_rebuilt_at_the_combine(void **state)
     post_close(&post);
 }
 
-/* K: what a step writes owns its bytes: nobody else's live slot lies there. In list order; lanes are the business of M. */
+/* K: what a step writes owns its bytes: nobody else's live slot lies there. In list order; lanes are the business of M.
+ * */
 static const char *storage_fault(const struct plan *p)
 {
     for (int i = 0; i < p->n_inst; i++)
         for (int k = 0; k < p->n_inst; k++) {
             const struct instance *x = &p->inst[i], *y = &p->inst[k];
-            if (i == k || x->arena != y->arena || (x->arena != ARENA_FRAME && x->arena != ARENA_WORK) || x->merged == k || y->merged == i)
+            if (i == k || x->arena != y->arena || (x->arena != ARENA_FRAME && x->arena != ARENA_WORK) ||
+                x->merged == k || y->merged == i)
                 continue;
             bool together = x->first_step < y->first_step && y->first_step <= x->last_step;
             if (together && x->offset < y->offset + y->bytes && y->offset < x->offset + x->bytes)
@@ -532,8 +557,9 @@ static bool proven_before(const struct plan *p, int a, int b)
     return before == a || (before > a && proven_before(p, a, before));
 }
 
-/* M: what an all-to-all reads lives until it has been done, not until it has been launched. The mutant gives its bytes to what
- * the compute lane writes next: right as long as lanes run in list order, wrong as soon as the comm lane is late. */
+/* M: what an all-to-all reads lives until it has been done, not until it has been launched. The mutant gives its bytes
+ * to what the compute lane writes next: right as long as lanes run in list order, wrong as soon as the comm lane is
+ * late. */
 static void mutant_M_recycled_when_launched(void **state)
 {
     (void)state;
@@ -552,8 +578,8 @@ static void mutant_M_recycled_when_launched(void **state)
         for (int y = 0; y < p->n_inst; y++) {
             struct instance *next = &p->inst[y], was = *next;
             bool after = next->first_step > read->last_step && next->first_step <= read->last_step + 3;
-            if (!after || p->g->slots[next->slot].arena >= 0 || p->steps[next->first_step].lane != LANE_COMPUTE || next->merged >= 0 ||
-                proven_before(p, read->last_step, next->first_step))
+            if (!after || p->g->slots[next->slot].arena >= 0 || p->steps[next->first_step].lane != LANE_COMPUTE ||
+                next->merged >= 0 || proven_before(p, read->last_step, next->first_step))
                 continue;
             next->arena = read->arena;
             next->offset = read->offset;
@@ -578,7 +604,7 @@ static void mutant_M_recycled_when_launched(void **state)
     post_close(&plain);
 }
 
-/* ---- time ------------------------------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 /* GEMMs 1, all-to-alls 1.5, messages 0.2, the rest 0.1. */
 static double toy_seconds(const void *ctx, const struct plan *p, int step)
@@ -609,7 +635,9 @@ static void simulate(struct sim *sim, const struct net_opts *o, struct schedule_
         net_declare(&n[r], &setup.net, &post);
         assert_ok(schedule_step(&n[r].r.g, &setup.s, &n[r].r.o, &e), &e);
         assert_ok(rig_plan(&n[r].r), &n[r].r.e);
-        assert_ok(sim_add_plan(sim, &(struct sim_place){.rank = r, .pp = pp, .pp_rank = r, .vpp = s.vpp, .group = -1}, &n[r].r.p, toy_seconds, NULL, &e), &e);
+        assert_ok(sim_add_plan(sim, &(struct sim_place){.rank = r, .pp = pp, .pp_rank = r, .vpp = s.vpp, .group = -1},
+                               &n[r].r.p, toy_seconds, NULL, &e),
+                  &e);
     }
     assert_ok(sim_run(sim, &e), &e);
     for (int r = 0; r < pp; r++)
@@ -649,8 +677,8 @@ static void overlap_hides_all_to_alls(void **state)
             exposed[kind] = all_exposed(&sim);
             sim_close(&sim);
         }
-        print_message("           case %d: plain %.1f (exposed %.1f), dw %.1f (%.1f), ep %.1f (%.1f)\n", k, time[0], exposed[0], time[1],
-                      exposed[1], time[2], exposed[2]);
+        print_message("           case %d: plain %.1f (exposed %.1f), dw %.1f (%.1f), ep %.1f (%.1f)\n", k, time[0],
+                      exposed[0], time[1], exposed[1], time[2], exposed[2]);
         assert_true(exposed[1] < exposed[0] && time[1] < time[0]);
         assert_true(2 * exposed[2] < exposed[0] && time[2] < time[1]);
     }
@@ -667,7 +695,8 @@ static void plans_of_all_ranks_end_in_list_order(void **state)
                 for (int lanes = 0; lanes < 2; lanes++) {
                     struct net_opts o = {.n_segments = pp * vpp};
                     memcpy(o.segment, segments, (size_t)(pp * vpp) * sizeof *segments);
-                    struct schedule_opts s = {.pp = pp, .vpp = vpp, .n_mb = 2 * pp, .overlap = (enum overlap_kind)overlap, .delay_dw = true};
+                    struct schedule_opts s = {
+                        .pp = pp, .vpp = vpp, .n_mb = 2 * pp, .overlap = (enum overlap_kind)overlap, .delay_dw = true};
                     if (overlap == OVERLAP_EP && pp > 1 && vpp == 1)
                         continue;
                     struct sim sim;
@@ -684,21 +713,27 @@ static void large_steps_are_planned_quickly(void **state)
     struct post post;
     struct net n;
     struct err e = {0};
-    struct net_opts o = {.segment = {"*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E"}, .n_segments = 1, .pp = 1, .drop = true};
+    struct net_opts o = {.segment = {"*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E*E"},
+                         .n_segments = 1,
+                         .pp = 1,
+                         .drop = true};
     post_open(&post);
     net_declare(&n, &o, &post);
     double begin = time_now();
-    assert_ok(schedule_step(&n.r.g, &(struct schedule_opts){.n_mb = 16, .overlap = OVERLAP_EP, .delay_dw = true}, &n.r.o, &e), &e);
+    assert_ok(
+        schedule_step(&n.r.g, &(struct schedule_opts){.n_mb = 16, .overlap = OVERLAP_EP, .delay_dw = true}, &n.r.o, &e),
+        &e);
     double ordered = time_now();
     assert_ok(rig_plan(&n.r), &n.r.e);
-    print_message("           %d steps, %d instances: order %.3f s, plan %.3f s\n", n.r.p.n_steps, n.r.p.n_inst, ordered - begin, time_now() - ordered);
+    print_message("           %d steps, %d instances: order %.3f s, plan %.3f s\n", n.r.p.n_steps, n.r.p.n_inst,
+                  ordered - begin, time_now() - ordered);
     assert_true(n.r.p.n_steps > 17000);
     assert_true(time_now() - begin < 20); /* about 0.3 s; loaded machines and sanitizers included */
     rig_release(&n.r);
     post_close(&post);
 }
 
-/* ---- plans do not change with the speed of the planner ------------------------------------------------------------------ */
+/* ---- plans do not change with the speed of the planner --------------------------------------- */
 
 /* Everything a plan says: steps, lanes, waits, and the place of every life of a slot. */
 static uint64_t plan_digest(const struct plan *p)
@@ -728,13 +763,23 @@ static void plans_are_those_of_the_exhaustive_planner(void **state)
         uint64_t digest;
     } known[] = {
         {{{.segment = {"*E*-"}, .n_segments = 1, .pp = 1}, {.n_mb = 7, .overlap = OVERLAP_EP}}, 0x829e8c9aadd3f8f5ull},
-        {{{.segment = {"*E*-"}, .n_segments = 1, .pp = 1, .drop = true}, {.n_mb = 64, .overlap = OVERLAP_EP, .delay_dw = true}}, 0xc458fd1a847a3415ull},
-        {{{.segment = {"*-", "*E"}, .n_segments = 2, .pp = 2, .pp_rank = 0}, {.pp = 2, .pp_rank = 0, .n_mb = 300}}, 0xc7298a4202baa548ull},
-        {{{.segment = {"*-", "*E"}, .n_segments = 2, .pp = 2, .pp_rank = 1, .drop = true}, {.pp = 2, .pp_rank = 1, .n_mb = 300}}, 0x2c03e7cb46768c52ull},
-        {{{.segment = {"*-", "*E", "*-", "E*"}, .n_segments = 4, .pp = 2, .pp_rank = 0}, {.pp = 2, .vpp = 2, .n_mb = 200}}, 0x74765d3f4add8871ull},
+        {{{.segment = {"*E*-"}, .n_segments = 1, .pp = 1, .drop = true},
+          {.n_mb = 64, .overlap = OVERLAP_EP, .delay_dw = true}},
+         0xc458fd1a847a3415ull},
+        {{{.segment = {"*-", "*E"}, .n_segments = 2, .pp = 2, .pp_rank = 0}, {.pp = 2, .pp_rank = 0, .n_mb = 300}},
+         0xc7298a4202baa548ull},
+        {{{.segment = {"*-", "*E"}, .n_segments = 2, .pp = 2, .pp_rank = 1, .drop = true},
+          {.pp = 2, .pp_rank = 1, .n_mb = 300}},
+         0x2c03e7cb46768c52ull},
+        {{{.segment = {"*-", "*E", "*-", "E*"}, .n_segments = 4, .pp = 2, .pp_rank = 0},
+          {.pp = 2, .vpp = 2, .n_mb = 200}},
+         0x74765d3f4add8871ull},
         {{{.segment = {"*-", "*E", "*-", "E*"}, .n_segments = 4, .pp = 2, .pp_rank = 1, .drop = true},
-          {.pp = 2, .vpp = 2, .pp_rank = 1, .n_mb = 40, .overlap = OVERLAP_EP, .delay_dw = true}}, 0xa51ee950d3e0b198ull},
-        {{{.segment = {"*-", "*E", "*-", "E*"}, .n_segments = 4, .pp = 4, .pp_rank = 1}, {.pp = 4, .pp_rank = 1, .n_mb = 257, .overlap = OVERLAP_DW}}, 0x701338151b7362acull},
+          {.pp = 2, .vpp = 2, .pp_rank = 1, .n_mb = 40, .overlap = OVERLAP_EP, .delay_dw = true}},
+         0xa51ee950d3e0b198ull},
+        {{{.segment = {"*-", "*E", "*-", "E*"}, .n_segments = 4, .pp = 4, .pp_rank = 1},
+          {.pp = 4, .pp_rank = 1, .n_mb = 257, .overlap = OVERLAP_DW}},
+         0x701338151b7362acull},
     };
     for (int i = 0; i < countof(known); i++) {
         struct net n;
@@ -753,7 +798,8 @@ static void plans_are_those_of_the_exhaustive_planner(void **state)
     }
 }
 
-/* Thousands of microbatches: what comes from the host lives from the start until it is used, all of it at the same time. */
+/* Thousands of microbatches: what comes from the host lives from the start until it is used, all of it at the same
+ * time. */
 static void thousands_of_microbatches_are_planned_quickly(void **state)
 {
     (void)state;
@@ -781,7 +827,8 @@ static void absurd_numbers_of_microbatches_are_refused(void **state)
     static const struct net_opts o = {.segment = {"*-", "*E"}, .n_segments = 2, .pp = 2};
     post_open(&post);
     net_declare(&n, &o, &post);
-    assert_fails(schedule_step(&n.r.g, &(struct schedule_opts){.pp = 2, .n_mb = 1 << 24}, &n.r.o, &e), ST_USAGE, &e, "16777216 microbatches");
+    assert_fails(schedule_step(&n.r.g, &(struct schedule_opts){.pp = 2, .n_mb = 1 << 24}, &n.r.o, &e), ST_USAGE, &e,
+                 "16777216 microbatches");
     rig_release(&n.r);
     post_close(&post);
 }

@@ -31,8 +31,7 @@ static inline int toy_run(const struct step_ctx *c, const struct toy_phase *ph)
         double x = ph->salt;
         for (int u = 0; u < ph->n_in; u++)
             if (c->t[u].data != NULL)
-                x = 0.5 * x +
-                    (0.3 + 0.07 * u) * ((const double *)c->t[u].data)[i % toy_len(&c->t[u])];
+                x = 0.5 * x + (0.3 + 0.07 * u) * ((const double *)c->t[u].data)[i % toy_len(&c->t[u])];
         for (int o = ph->n_in; o < ph->n_in + ph->n_out; o++) {
             double *out = c->t[o].data, value = x * (1 + 0.31 * (o - ph->n_in)) + 0.001 * (double)i;
             if (i < toy_len(&c->t[o]))
@@ -41,18 +40,9 @@ static inline int toy_run(const struct step_ctx *c, const struct toy_phase *ph)
     }
     return ST_OK;
 }
-static inline int toy_fwd(const struct step_ctx *c)
-{
-    return toy_run(c, &((const struct toy *)c->self)->ph[PH_FWD]);
-}
-static inline int toy_bwd(const struct step_ctx *c)
-{
-    return toy_run(c, &((const struct toy *)c->self)->ph[PH_BWD]);
-}
-static inline int toy_dw(const struct step_ctx *c)
-{
-    return toy_run(c, &((const struct toy *)c->self)->ph[PH_DW]);
-}
+static inline int toy_fwd(const struct step_ctx *c) { return toy_run(c, &((const struct toy *)c->self)->ph[PH_FWD]); }
+static inline int toy_bwd(const struct step_ctx *c) { return toy_run(c, &((const struct toy *)c->self)->ph[PH_BWD]); }
+static inline int toy_dw(const struct step_ctx *c) { return toy_run(c, &((const struct toy *)c->self)->ph[PH_DW]); }
 
 /* ---- a graph, its plan, its memory ----------------------------------------------------------- */
 
@@ -101,8 +91,7 @@ static inline int rig_node(struct rig *r, const char *name, enum lane_id lane)
 }
 
 /* A phase of a toy node; replays run the forward function. */
-static inline void rig_uses(struct rig *r, int node, enum phase_id ph, const struct use *uses,
-                            int n, double salt)
+static inline void rig_uses(struct rig *r, int node, enum phase_id ph, const struct use *uses, int n, double salt)
 {
     static const step_fn fn[PH_COUNT] = {
         [PH_FWD] = toy_fwd, [PH_BWD] = toy_bwd, [PH_DW] = toy_dw, [PH_REPLAY] = toy_fwd};
@@ -116,8 +105,8 @@ static inline void rig_uses(struct rig *r, int node, enum phase_id ph, const str
     self.out->ph[ph] = (struct toy_phase){.n_in = n_in, .n_out = n - n_in, .salt = salt};
     graph_phase(&r->g, node, ph, fn[ph], uses, n);
 }
-#define RIG_USES(r, node, ph, salt, ...)                                                           \
-    rig_uses(r, node, ph, (const struct use[]){__VA_ARGS__},                                       \
+#define RIG_USES(r, node, ph, salt, ...)                                                                               \
+    rig_uses(r, node, ph, (const struct use[]){__VA_ARGS__},                                                           \
              (int)(sizeof((const struct use[]){__VA_ARGS__}) / sizeof(struct use)), salt)
 
 static inline int rig_plan(struct rig *r)

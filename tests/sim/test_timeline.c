@@ -1,11 +1,12 @@
-/* train/: timelines. Times that can be worked out by hand, what must not change them (brackets in a pattern), what must (a slow link,
- * overlap), pictures and traces that are well formed, and node times measured here. */
+/* train/: timelines. Times that can be worked out by hand, what must not change them (brackets in a pattern), what must
+ * (a slow link, overlap), pictures and traces that are well formed, and node times measured here. */
 #include "train/run.h"
 #include "sim/timeline.h"
 
 #include <jansson.h>
 
-#define MODEL "model.tied=off model.experts=4 model.topk=2 model.expert_ffn=12 train.micro_batch=1 train.seq=8 run.dir= "
+#define MODEL                                                                                                          \
+    "model.tied=off model.experts=4 model.topk=2 model.expert_ffn=12 train.micro_batch=1 train.seq=8 run.dir= "
 
 static void open_timeline(struct timeline *tl, struct config *c, const char *options, const struct machine *m)
 {
@@ -23,8 +24,15 @@ static void close_timeline(struct timeline *tl, struct config *c)
 /* A machine on which a tiny model computes about as long as it talks. */
 static struct machine slow_machine(void)
 {
-    return (struct machine){.flops = 1e9, .attention = 1e9, .bandwidth = 1e9, .node = 1e-6, .link = 0.04e9, .link_delay = 2e-6, .inner = 0.04e9,
-                            .gpus = 8, .memory = 1e9};
+    return (struct machine){.flops = 1e9,
+                            .attention = 1e9,
+                            .bandwidth = 1e9,
+                            .node = 1e-6,
+                            .link = 0.04e9,
+                            .link_delay = 2e-6,
+                            .inner = 0.04e9,
+                            .gpus = 8,
+                            .memory = 1e9};
 }
 
 static double exposed_rows(const struct timeline *tl)
@@ -35,7 +43,7 @@ static double exposed_rows(const struct timeline *tl)
     return sum;
 }
 
-/* ---- brackets ---------------------------------------------------------------------------------------------------------------- */
+/* ---- brackets -------------------------------------------------------------------------------- */
 
 static void brackets_take_no_time(void **state)
 {
@@ -44,9 +52,11 @@ static void brackets_take_no_time(void **state)
     } cases[] = {
         {"*E*E*E", "[*E][*E][*E]", "parallel.ranks=2 parallel.ep=2 train.global_batch=16"},
         {"*E*E*E", "[*E][*E][*E]", "parallel.ranks=2 parallel.ep=2 parallel.overlap=ep train.global_batch=16"},
-        {"*E*E*E", "[*E][*E][*E]", "parallel.ranks=2 parallel.ep=2 parallel.overlap=ep plan.delay_dw=on train.global_batch=16"},
+        {"*E*E*E", "[*E][*E][*E]",
+         "parallel.ranks=2 parallel.ep=2 parallel.overlap=ep plan.delay_dw=on train.global_batch=16"},
         {"*E*-*E", "[*E][*-][*E]", "parallel.ranks=4 parallel.ep=2 parallel.overlap=ep train.global_batch=16"},
-        {"*E|*E|*-|*E", "[*E]|[*E]|[*-]|[*E]", "parallel.ranks=4 parallel.pp=2 parallel.ep=2 parallel.overlap=ep train.global_batch=16"},
+        {"*E|*E|*-|*E", "[*E]|[*E]|[*-]|[*E]",
+         "parallel.ranks=4 parallel.pp=2 parallel.ep=2 parallel.overlap=ep train.global_batch=16"},
         {"*-*-", "[*-][*-]", "train.global_batch=4"},
     };
     struct machine m = slow_machine();
@@ -60,14 +70,15 @@ static void brackets_take_no_time(void **state)
         snprintf(options, sizeof options, MODEL "model.pattern=%s %s", cases[i].grouped, cases[i].options);
         open_timeline(&y, &b, options, &m);
         assert_true(x.seconds > 0);
-        /* What is gathered and reduced at once is a bracket group, else a layer: a little of it is exposed at the ends. */
+        /* What is gathered and reduced at once is a bracket group, else a layer: a little of it is exposed at the ends.
+         * */
         assert_true(fabs(x.seconds - y.seconds) <= 0.02 * x.seconds);
         close_timeline(&x, &a);
         close_timeline(&y, &b);
     }
 }
 
-/* ---- numbers ------------------------------------------------------------------------------------------------------------------ */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 /* One rank without a link: the step is the sum of its nodes. */
 static void one_rank_takes_the_sum_of_its_nodes(void **state)
@@ -98,8 +109,11 @@ static void a_dispatch_takes_what_the_link_needs(void **state)
     struct config c;
     struct timeline tl;
     (void)state;
-    open_timeline(&tl, &c, MODEL "model.pattern=*E parallel.ranks=2 parallel.ep=2 train.global_batch=4 parallel.ep_capacity=2", &m);
-    double rows = 8 * 2, bytes = rows * (16 + 1) * 4, one = m.link_delay + bytes / 2 / m.inner; /* a probability travels with each row */
+    open_timeline(&tl, &c,
+                  MODEL "model.pattern=*E parallel.ranks=2 parallel.ep=2 train.global_batch=4 parallel.ep_capacity=2",
+                  &m);
+    /* a probability travels with each row */
+    double rows = 8 * 2, bytes = rows * (16 + 1) * 4, one = m.link_delay + bytes / 2 / m.inner;
     double want = 2 /* microbatches */ * 2 /* there and the gradients back */ * one;
     assert_true(fabs(tl.rank[0].moved[KIND_DISPATCH] - want) < 1e-6 * want);
     bytes = rows * 16 * 4;
@@ -135,7 +149,10 @@ static void overlap_hides_most_of_what_travels(void **state)
         struct config c;
         struct timeline tl;
         char options[600];
-        snprintf(options, sizeof options, MODEL "model.pattern=*E*E*E parallel.ranks=2 parallel.ep=2 train.global_batch=16 parallel.ep_capacity=1 %s", ways[i]);
+        snprintf(options, sizeof options,
+                 MODEL
+                 "model.pattern=*E*E*E parallel.ranks=2 parallel.ep=2 train.global_batch=16 parallel.ep_capacity=1 %s",
+                 ways[i]);
         open_timeline(&tl, &c, options, &m);
         exposed[i] = exposed_rows(&tl);
         seconds[i] = tl.seconds;
@@ -153,7 +170,8 @@ static void a_busy_link_slows_computing(void **state)
     struct config c;
     struct timeline free_of, beside;
     (void)state;
-    const char *options = MODEL "model.pattern=*E*E*E parallel.ranks=2 parallel.ep=2 parallel.overlap=ep train.global_batch=16";
+    const char *options =
+        MODEL "model.pattern=*E*E*E parallel.ranks=2 parallel.ep=2 parallel.overlap=ep train.global_batch=16";
     open_timeline(&free_of, &c, options, &m);
     double without = free_of.seconds;
     close_timeline(&free_of, &c);
@@ -163,10 +181,10 @@ static void a_busy_link_slows_computing(void **state)
     close_timeline(&beside, &c);
 }
 
-/* ---- many ranks ---------------------------------------------------------------------------------------------------------------- */
+/* ---- many ranks ------------------------------------------------------------------------------ */
 
-/* Stages of a column take what all ranks take when their groups are alike. Gradients are reduced within twice as many ranks: a link
- * that is fast enough makes them alike in this too. */
+/* Stages of a column take what all ranks take when their groups are alike. Gradients are reduced within twice as many
+ * ranks: a link that is fast enough makes them alike in this too. */
 static void one_rank_of_each_stage_stands_for_all(void **state)
 {
     struct machine m = slow_machine();
@@ -174,7 +192,8 @@ static void one_rank_of_each_stage_stands_for_all(void **state)
     struct timeline all, column;
     (void)state;
     m.inner = m.link = 1e18;
-    const char *model = MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 parallel.ep=4 parallel.overlap=ep parallel.zero=off";
+    const char *model =
+        MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 parallel.ep=4 parallel.overlap=ep parallel.zero=off";
     char options[600];
     snprintf(options, sizeof options, "%s parallel.ranks=16 train.global_batch=32", model);
     open_timeline(&all, &a, options, &m);
@@ -188,14 +207,16 @@ static void one_rank_of_each_stage_stands_for_all(void **state)
     close_timeline(&column, &b);
 }
 
-/* ---- cutting ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- cutting --------------------------------------------------------------------------------- */
 
 static void patterns_are_cut_evenly(void **state)
 {
     static const struct {
         const char *pattern;
         int pp, vpp;
-    } cases[] = {{"[*E][*E][*E][*E][*E][*E][*E]/*E", 2, 2}, {"*-*-*-*-*-*-", 4, 1}, {"[*-][*E][*E][*E][*E][*E][*E][*E][*E][*E][*E][*E][*E][*E]/*E", 4, 2}};
+    } cases[] = {{"[*E][*E][*E][*E][*E][*E][*E]/*E", 2, 2},
+                 {"*-*-*-*-*-*-", 4, 1},
+                 {"[*-][*E][*E][*E][*E][*E][*E][*E][*E][*E][*E][*E][*E][*E]/*E", 4, 2}};
     (void)state;
     for (int i = 0; i < countof(cases); i++) {
         struct config c;
@@ -230,7 +251,7 @@ static void patterns_are_cut_evenly(void **state)
     config_release(&c);
 }
 
-/* ---- showing ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- showing --------------------------------------------------------------------------------- */
 
 static int count_of(const char *text, const char *what)
 {
@@ -248,7 +269,10 @@ static void pictures_and_traces_are_whole(void **state)
     struct buf svg, trace, table;
     json_error_t why;
     (void)state;
-    open_timeline(&tl, &c, MODEL "model.pattern=*E|*E|*-|*E parallel.ranks=4 parallel.pp=2 parallel.ep=2 parallel.overlap=ep train.global_batch=8", &m);
+    open_timeline(&tl, &c,
+                  MODEL "model.pattern=*E|*E|*-|*E parallel.ranks=4 parallel.pp=2 parallel.ep=2 parallel.overlap=ep "
+                        "train.global_batch=8",
+                  &m);
     buf_init(&svg, 0);
     buf_init(&trace, 0);
     buf_init(&table, 0);
@@ -283,9 +307,10 @@ static void pictures_and_traces_are_whole(void **state)
     close_timeline(&tl, &c);
 }
 
-/* ---- measured ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- measured -------------------------------------------------------------------------------- */
 
-/* Steps that compute and have no time; closing a stream at a cut, and a norm's own share, are things one rank does not do. */
+/* Steps that compute and have no time; closing a stream at a cut, and a norm's own share, are things one rank does not
+ * do. */
 static int without_time(const struct plan *p, const struct node_times *times)
 {
     int n = 0;
@@ -293,7 +318,8 @@ static int without_time(const struct plan *p, const struct node_times *times)
         const struct node *node = &p->g->nodes[p->steps[i].ref.node];
         double seconds;
         bool known = node_times_get(times, p, i, 1, &seconds) && seconds > 0;
-        n += !known && p->steps[i].lane == LANE_COMPUTE && strstr(node->name, ".close") == NULL && strcmp(node->name, "update.clip.own") != 0;
+        n += !known && p->steps[i].lane == LANE_COMPUTE && strstr(node->name, ".close") == NULL &&
+             strcmp(node->name, "update.clip.own") != 0;
     }
     return n;
 }
@@ -310,7 +336,9 @@ static void times_of_nodes_are_measured(void **state)
     playground_open(&pg);
     run_config(&alone, &pg, MODEL "model.pattern=*E*-*E train.global_batch=1");
     assert_ok(node_times_measure(&times, &alone, &e), &e);
-    run_config(&many, &pg, MODEL "model.pattern=*E|*-|*E parallel.ranks=6 parallel.pp=3 parallel.ep=2 parallel.bucket_mb=0.002 train.global_batch=8");
+    run_config(&many, &pg,
+               MODEL "model.pattern=*E|*-|*E parallel.ranks=6 parallel.pp=3 parallel.ep=2 parallel.bucket_mb=0.002 "
+                     "train.global_batch=8");
     assert_ok(timeline_open(&tl, &many, &m, times, &e), &e);
     for (int r = 0; r < tl.n; r++)
         assert_int_equal(without_time(&tl.rank[r].t.train.p, times) + without_time(&tl.rank[r].t.optim.p, times), 0);

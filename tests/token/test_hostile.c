@@ -34,8 +34,7 @@ static void sound_files_are_read(void **state)
     assert_ok(try_hf(with(NULL, NULL, NULL, NULL), &e), &e);
     assert_ok(try_hf(with(NULL, NULL, "null", NULL), &e), &e);
     assert_ok(try_hf(with(NULL, NULL, NULL, "\"unknown\": [1, 2],"), &e), &e);
-    assert_ok(try_hf(with("{\"a\": 0, \"b\": 9, \"ab\": 2}", "[]", NULL, NULL), &e),
-              &e); /* holes are fine */
+    assert_ok(try_hf(with("{\"a\": 0, \"b\": 9, \"ab\": 2}", "[]", NULL, NULL), &e), &e); /* holes are fine */
 }
 
 static void damaged_json_is_refused(void **state)
@@ -46,8 +45,7 @@ static void damaged_json_is_refused(void **state)
     assert_fails(try_hf("[]", &e), ST_CORRUPT, &e, "not a JSON object");
     assert_fails(try_hf("{\"version\": \"2.0\"}", &e), ST_UNSUPPORTED, &e, "2.0");
     assert_fails(try_hf("{\"version\": \"1.0\"}", &e), ST_CORRUPT, &e, "no model");
-    assert_fails(try_hf(with("{\"a\": 0, \"a\": 1}", "[]", NULL, NULL), &e), ST_CORRUPT, &e,
-                 "duplicate");
+    assert_fails(try_hf(with("{\"a\": 0, \"a\": 1}", "[]", NULL, NULL), &e), ST_CORRUPT, &e, "duplicate");
     assert_fails(try_hf(with("{\"a\\ud800\": 0}", "[]", NULL, NULL), &e), ST_CORRUPT, &e, "line 1");
     assert_fails(try_hf(with("[]", "[]", NULL, NULL), &e), ST_CORRUPT, &e, "vocab");
     assert_fails(try_hf(with("{}", "[]", NULL, NULL), &e), ST_CORRUPT, &e, "empty");
@@ -57,22 +55,16 @@ static void damaged_vocabularies_are_refused(void **state)
 {
     (void)state;
     struct err e = {0};
-    assert_fails(try_hf(with("{\"a\": 0, \"b\": 0}", "[]", NULL, NULL), &e), ST_CORRUPT, &e,
-                 "two tokens");
+    assert_fails(try_hf(with("{\"a\": 0, \"b\": 0}", "[]", NULL, NULL), &e), ST_CORRUPT, &e, "two tokens");
     assert_fails(try_hf(with("{\"a\": -1}", "[]", NULL, NULL), &e), ST_CORRUPT, &e, "-1");
-    assert_fails(try_hf(with("{\"a\": 99999999999}", "[]", NULL, NULL), &e), ST_CORRUPT, &e,
-                 "99999999999");
-    assert_fails(try_hf(with("{\"a\": 16777215}", "[]", NULL, NULL), &e), ST_CORRUPT, &e,
-                 "only 1 tokens");
-    assert_fails(try_hf(with("{\"a\": \"x\"}", "[]", NULL, NULL), &e), ST_CORRUPT, &e,
-                 "not a number");
+    assert_fails(try_hf(with("{\"a\": 99999999999}", "[]", NULL, NULL), &e), ST_CORRUPT, &e, "99999999999");
+    assert_fails(try_hf(with("{\"a\": 16777215}", "[]", NULL, NULL), &e), ST_CORRUPT, &e, "only 1 tokens");
+    assert_fails(try_hf(with("{\"a\": \"x\"}", "[]", NULL, NULL), &e), ST_CORRUPT, &e, "not a number");
     assert_fails(try_hf(with(NULL, "[\"a x\"]", NULL, NULL), &e), ST_CORRUPT, &e, "merge 0");
     assert_fails(try_hf(with(NULL, "[\"a c\"]", NULL, NULL), &e), ST_CORRUPT, &e, "merge 0");
-    assert_fails(try_hf(with(NULL, "[\"a b c\"]", NULL, NULL), &e), ST_CORRUPT, &e,
-                 "not two strings");
+    assert_fails(try_hf(with(NULL, "[\"a b c\"]", NULL, NULL), &e), ST_CORRUPT, &e, "not two strings");
     assert_fails(try_hf(with(NULL, "[\"ab\"]", NULL, NULL), &e), ST_CORRUPT, &e, "not two strings");
-    assert_fails(try_hf(with(NULL, "[[\"a\", 5]]", NULL, NULL), &e), ST_CORRUPT, &e,
-                 "not two strings");
+    assert_fails(try_hf(with(NULL, "[[\"a\", 5]]", NULL, NULL), &e), ST_CORRUPT, &e, "not two strings");
     assert_fails(try_hf(with(NULL, "[[\"\", \"a\"]]", NULL, NULL), &e), ST_CORRUPT, &e, "merge 0");
 }
 
@@ -81,19 +73,14 @@ static void added_tokens_are_checked(void **state)
     (void)state;
     struct err e = {0};
     assert_ok(
-        try_hf(with(NULL, NULL, NULL,
-                    "\"added_tokens\": [{\"id\": 5, \"content\": \"<x>\", \"special\": true}],"),
-               &e),
+        try_hf(with(NULL, NULL, NULL, "\"added_tokens\": [{\"id\": 5, \"content\": \"<x>\", \"special\": true}],"), &e),
         &e);
-    assert_fails(
-        try_hf(with(NULL, NULL, NULL, "\"added_tokens\": [{\"id\": 1, \"content\": \"<x>\"}],"),
-               &e),
-        ST_CORRUPT, &e, "<x>");
-    assert_fails(
-        try_hf(with(NULL, NULL, NULL, "\"added_tokens\": [{\"id\": 5, \"content\": \"\"}],"), &e),
-        ST_CORRUPT, &e, "empty");
-    assert_fails(try_hf(with(NULL, NULL, NULL, "\"added_tokens\": [{\"content\": \"y\"}],"), &e),
-                 ST_CORRUPT, &e, "added token 0");
+    assert_fails(try_hf(with(NULL, NULL, NULL, "\"added_tokens\": [{\"id\": 1, \"content\": \"<x>\"}],"), &e),
+                 ST_CORRUPT, &e, "<x>");
+    assert_fails(try_hf(with(NULL, NULL, NULL, "\"added_tokens\": [{\"id\": 5, \"content\": \"\"}],"), &e), ST_CORRUPT,
+                 &e, "empty");
+    assert_fails(try_hf(with(NULL, NULL, NULL, "\"added_tokens\": [{\"content\": \"y\"}],"), &e), ST_CORRUPT, &e,
+                 "added token 0");
     assert_fails(try_hf(with(NULL, NULL, NULL,
                              "\"added_tokens\": [{\"id\": 5, \"content\": \"<x>\"}, {\"id\": 6, "
                              "\"content\": \"<x>\"}],"),
@@ -111,15 +98,14 @@ static void unknown_steps_are_refused_by_name(void **state)
 {
     (void)state;
     struct err e = {0};
-    assert_fails(try_hf(with(NULL, NULL, "{\"type\": \"BertPreTokenizer\"}", NULL), &e),
-                 ST_UNSUPPORTED, &e, "BertPreTokenizer");
-    assert_fails(try_hf(with(NULL, NULL, NULL, "\"normalizer\": {\"type\": \"Lowercase\"},"), &e),
-                 ST_UNSUPPORTED, &e, "Lowercase");
-    assert_fails(
-        try_hf(with(NULL, NULL, NULL, "\"post_processor\": {\"type\": \"BertProcessing\"},"), &e),
-        ST_UNSUPPORTED, &e, "BertProcessing");
-    assert_fails(try_hf("{\"version\": \"1.0\", \"model\": {\"type\": \"Unigram\"}}", &e),
-                 ST_UNSUPPORTED, &e, "Unigram");
+    assert_fails(try_hf(with(NULL, NULL, "{\"type\": \"BertPreTokenizer\"}", NULL), &e), ST_UNSUPPORTED, &e,
+                 "BertPreTokenizer");
+    assert_fails(try_hf(with(NULL, NULL, NULL, "\"normalizer\": {\"type\": \"Lowercase\"},"), &e), ST_UNSUPPORTED, &e,
+                 "Lowercase");
+    assert_fails(try_hf(with(NULL, NULL, NULL, "\"post_processor\": {\"type\": \"BertProcessing\"},"), &e),
+                 ST_UNSUPPORTED, &e, "BertProcessing");
+    assert_fails(try_hf("{\"version\": \"1.0\", \"model\": {\"type\": \"Unigram\"}}", &e), ST_UNSUPPORTED, &e,
+                 "Unigram");
     assert_fails(try_hf(with(NULL, NULL,
                              "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"((\"}, "
                              "\"behavior\": \"Isolated\"}",
@@ -141,8 +127,7 @@ static void a_regex_that_explodes_is_an_error(void **state)
     text[63] = 'b';
     assert_ok(regex_open(&r, "(a+)+$", &e), &e);
     assert_ok(regex_match_open(&m, r, &e), &e);
-    assert_fails(regex_find(r, m, (const uint8_t *)text, sizeof text, 0, &from, &to, &e),
-                 ST_UNSUPPORTED, &e, "byte 0");
+    assert_fails(regex_find(r, m, (const uint8_t *)text, sizeof text, 0, &from, &to, &e), ST_UNSUPPORTED, &e, "byte 0");
     regex_match_close(m);
     regex_close(r);
 }
@@ -206,22 +191,20 @@ static void damaged_pairs_and_tekken_are_refused(void **state)
     for (int i = 0; i < countof(bad); i++) {
         struct token_model *m = calloc(1, sizeof *m);
         assert_non_null(m);
-        assert_fails(read_gpt2(m, "encoder.json", bad[i].encoder, strlen(bad[i].encoder),
-                               bad[i].merges, strlen(bad[i].merges), &e),
+        assert_fails(read_gpt2(m, "encoder.json", bad[i].encoder, strlen(bad[i].encoder), bad[i].merges,
+                               strlen(bad[i].merges), &e),
                      ST_CORRUPT, &e, bad[i].why);
         token_model_release(m);
     }
-    static const char *const tekken[] = {
-        "{}",
-        "{\"config\": {\"pattern\": \"x\", \"default_vocab_size\": 5, "
-        "\"default_num_special_tokens\": 1}, \"vocab\": []}",
-        "{\"config\": {\"pattern\": \"x\", \"default_vocab_size\": 2, "
-        "\"default_num_special_tokens\": 1}, \"vocab\": [{\"rank\": 3}]}"};
+    static const char *const tekken[] = {"{}",
+                                         "{\"config\": {\"pattern\": \"x\", \"default_vocab_size\": 5, "
+                                         "\"default_num_special_tokens\": 1}, \"vocab\": []}",
+                                         "{\"config\": {\"pattern\": \"x\", \"default_vocab_size\": 2, "
+                                         "\"default_num_special_tokens\": 1}, \"vocab\": [{\"rank\": 3}]}"};
     for (int i = 0; i < countof(tekken); i++) {
         struct token_model *m = calloc(1, sizeof *m);
         assert_non_null(m);
-        assert_int_equal(read_tekken(m, "tekken.json", tekken[i], strlen(tekken[i]), &e),
-                         ST_CORRUPT);
+        assert_int_equal(read_tekken(m, "tekken.json", tekken[i], strlen(tekken[i]), &e), ST_CORRUPT);
         token_model_release(m);
     }
 }

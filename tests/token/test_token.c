@@ -50,8 +50,8 @@ static void check_line(struct token_encoder *c, const struct golden *g, const ch
         char *stop;
         long want = strtol(p + 1, &stop, 10);
         if (k >= got.n || got.ids[k] != want)
-            fail_msg("%s: id %zu of '%.*s' is %d, not %ld", g->file, k, (int)len,
-                     (const char *)text, k < got.n ? got.ids[k] : -1, want);
+            fail_msg("%s: id %zu of '%.*s' is %d, not %ld", g->file, k, (int)len, (const char *)text,
+                     k < got.n ? got.ids[k] : -1, want);
         k++;
         p = stop;
     }
@@ -82,8 +82,7 @@ static void ids_are_those_of_the_reference_programs(void **state)
     }
 }
 
-/* ---- random texts
- * --------------------------------------------------------------------------------------------- */
+/* ---- random texts ---------------------------------------------------------------------------- */
 
 /* Characters that PCRE2 knows: its Unicode may be older than utf8proc's (14 and 15 in Debian 12).
  */
@@ -101,8 +100,7 @@ static bool char_is_known(const struct known_chars *k, uint32_t c)
     return from == 0;
 }
 
-static size_t random_text(uint64_t key, uint8_t *out, size_t cap, bool valid,
-                          const struct known_chars *known)
+static size_t random_text(uint64_t key, uint8_t *out, size_t cap, bool valid, const struct known_chars *known)
 {
     static const char *const bits[] = {" ",
                                        "  ",
@@ -178,15 +176,13 @@ static void splitters_cut_as_their_regexes_do(void **state)
                 assert_ok(regex_find(r, m, text, n, at, &from, &to, &e), &e);
                 for (; at < from; at += utf8_valid_len(text + at, text + n))
                     if (known[k].match(classes, text + at, text + n) != 0)
-                        fail_msg("%s matches at %zu of text %d, its regex does not", known[k].name,
-                                 at, (int)seed);
+                        fail_msg("%s matches at %zu of text %d, its regex does not", known[k].name, at, (int)seed);
                 if (from == n)
                     break;
                 size_t len = known[k].match(classes, text + from, text + n);
                 if (len != to - from)
-                    fail_msg("%s: %zu bytes at %zu of text %d, its regex %zu: '%.*s'",
-                             known[k].name, len, from, (int)seed, to - from, (int)(to - from),
-                             (const char *)text + from);
+                    fail_msg("%s: %zu bytes at %zu of text %d, its regex %zu: '%.*s'", known[k].name, len, from,
+                             (int)seed, to - from, (int)(to - from), (const char *)text + from);
                 at = to;
             }
         }
@@ -198,15 +194,13 @@ static void splitters_cut_as_their_regexes_do(void **state)
     free(classes);
 }
 
-static size_t decode_all(const struct tokenizer *t, const struct token_ids *ids, uint8_t *out,
-                         size_t cap)
+static size_t decode_all(const struct tokenizer *t, const struct token_ids *ids, uint8_t *out, size_t cap)
 {
     size_t at = 0;
     struct err e = {0};
     for (size_t i = 0; i < ids->n; i++) {
         size_t n;
-        const char *name =
-            token_is_special(t, ids->ids[i]) ? tokenizer_name(t, ids->ids[i], &n) : NULL;
+        const char *name = token_is_special(t, ids->ids[i]) ? tokenizer_name(t, ids->ids[i], &n) : NULL;
         if (name != NULL) {
             memcpy(out + at, name, n);
         } else {
@@ -252,8 +246,7 @@ static void any_bytes_come_back(void **state)
 static void characters_come_back_with_byte_fallback(void **state)
 {
     (void)state;
-    static const char text[] =
-        "The quick \xe6\x97\xa5\xe6\x9c\xac fox,  \xf0\x9f\x98\x80 and\ttabs\n";
+    static const char text[] = "The quick \xe6\x97\xa5\xe6\x9c\xac fox,  \xf0\x9f\x98\x80 and\ttabs\n";
     struct err e = {0};
     struct tokenizer t = open_golden("llama2style.json", NULL, NULL);
     struct token_ids ids = {0};
@@ -307,8 +300,7 @@ static void special_tokens_templates_and_hashes(void **state)
 {
     (void)state;
     struct err e = {0};
-    struct tokenizer t = open_golden("llama3style.json", NULL, NULL),
-                     other = open_golden("gpt2style.json", NULL, NULL);
+    struct tokenizer t = open_golden("llama3style.json", NULL, NULL), other = open_golden("gpt2style.json", NULL, NULL);
     struct token_encoder *c;
     struct token_ids ids = {0};
     size_t n;
@@ -335,15 +327,13 @@ static void special_tokens_templates_and_hashes(void **state)
     assert_ok(tokenizer_open(&again, GOLDEN "llama3style.json", true, &e), &e);
     assert_int_equal(again.eod, eot);
     tokenizer_close(&again);
-    struct tokenizer_opts named = {
-        .name = GOLDEN "llama3style.json", .eod = true, .eod_token = "<|pad|>"};
+    struct tokenizer_opts named = {.name = GOLDEN "llama3style.json", .eod = true, .eod_token = "<|pad|>"};
     assert_ok(tokenizer_open_opts(&again, &named, &e), &e);
     assert_int_equal(again.eod, tokenizer_find(&t, "<|pad|>"));
     tokenizer_close(&again);
     named.eod_token = "<|nothing|>";
     assert_fails(tokenizer_open_opts(&again, &named, &e), ST_USAGE, &e, "<|nothing|>");
-    assert_fails(tokenizer_open(&again, GOLDEN "regex.json", true, &e), ST_USAGE, &e,
-                 "data.eod_token");
+    assert_fails(tokenizer_open(&again, GOLDEN "regex.json", true, &e), ST_USAGE, &e, "data.eod_token");
     free(ids.ids);
     token_encoder_close(c);
     tokenizer_close(&t);
@@ -370,8 +360,7 @@ static void byte_lengths_add_up(void **state)
     assert_ok(tokenizer_count_bytes(&t, odd, 3, &bytes, &e), &e);
     assert_int_equal(bytes, token_n_bytes(&t, ids.ids[0]));
     odd[0] = t.vocab;
-    assert_fails(tokenizer_count_bytes(&t, odd, 1, &bytes, &e), ST_INVALID, &e,
-                 "outside the vocabulary");
+    assert_fails(tokenizer_count_bytes(&t, odd, 1, &bytes, &e), ST_INVALID, &e, "outside the vocabulary");
     free(ids.ids);
     token_encoder_close(c);
     tokenizer_close(&t);

@@ -19,8 +19,7 @@ static struct corpus read_corpus(void)
 }
 
 /* Trained on the corpus in `parts` texts per call. */
-static struct token_trainer *trained(const struct token_train_opts *o, const struct corpus *c,
-                                     int parts)
+static struct token_trainer *trained(const struct token_train_opts *o, const struct corpus *c, int parts)
 {
     struct token_trainer *t;
     struct err e = {0};
@@ -142,8 +141,7 @@ static void files_read_back(void **state)
     assert_ok(tokenizer_open(&json, path, true, &e), &e);
     snprintf(path, sizeof path, "%s.tiktoken", prefix);
     assert_fails(tokenizer_open(&ranks, path, false, &e), ST_USAGE, &e, "data.token_pattern");
-    struct tokenizer_opts with = {
-        .name = path, .pattern = "llama3", .special = o.special, .eod = true};
+    struct tokenizer_opts with = {.name = path, .pattern = "llama3", .special = o.special, .eod = true};
     assert_ok(tokenizer_open_opts(&ranks, &with, &e), &e);
     assert_int_equal(json.vocab, 600);
     assert_int_equal(ranks.vocab, 600);

@@ -26,9 +26,26 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum call { ALLOC, WRITE, SHORT_WRITE, READ, FSYNC, CLOSE, RENAME, OPEN, MMAP, STAT, THREAD, FOLDER, KILL_BEFORE, KILL_AFTER, CALLS };
-static const char *const names[CALLS] = {"alloc",  "write", "short_write", "read", "fsync",  "close",       "rename",
-                                         "open",   "mmap",  "stat",        "thread", "folder", "kill_before", "kill_after"};
+enum call {
+    ALLOC,
+    WRITE,
+    SHORT_WRITE,
+    READ,
+    FSYNC,
+    CLOSE,
+    RENAME,
+    OPEN,
+    MMAP,
+    STAT,
+    THREAD,
+    FOLDER,
+    KILL_BEFORE,
+    KILL_AFTER,
+    CALLS
+};
+static const char *const names[CALLS] = {"alloc",  "write",  "short_write", "read",      "fsync",
+                                         "close",  "rename", "open",        "mmap",      "stat",
+                                         "thread", "folder", "kill_before", "kill_after"};
 
 /* A library that is loaded before the program has no other place for its state. */
 static atomic_bool armed;
@@ -114,29 +131,29 @@ static void dies(enum call c, const void *caller)
 }
 
 #define CALLER __builtin_return_address(0)
-#define NEXT(name) \
-    static __typeof__(name) *next; \
-    if (next == NULL) \
-        next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
-#define FAIL(c, code, value) \
-    do { \
-        if (fails(c, CALLER)) { \
-            errno = code; \
-            return value; \
-        } \
+#define NEXT(name)                                                                                                     \
+    static __typeof__(name) *next;                                                                                     \
+    if (next == NULL)                                                                                                  \
+    next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
+#define FAIL(c, code, value)                                                                                           \
+    do {                                                                                                               \
+        if (fails(c, CALLER)) {                                                                                        \
+            errno = code;                                                                                              \
+            return value;                                                                                              \
+        }                                                                                                              \
     } while (0)
 /* A call that changes the disk, with both places where a kill may come. */
-#define CHANGE(type, expression) \
-    do { \
-        dies(KILL_BEFORE, CALLER); \
-        type result_ = (expression); \
-        int saved_ = errno; \
-        dies(KILL_AFTER, CALLER); \
-        errno = saved_; \
-        return result_; \
+#define CHANGE(type, expression)                                                                                       \
+    do {                                                                                                               \
+        dies(KILL_BEFORE, CALLER);                                                                                     \
+        type result_ = (expression);                                                                                   \
+        int saved_ = errno;                                                                                            \
+        dies(KILL_AFTER, CALLER);                                                                                      \
+        errno = saved_;                                                                                                \
+        return result_;                                                                                                \
     } while (0)
 
-/* ---- memory: the C library's own entries need no dlsym, which would allocate itself ------------------------------------- */
+/* ---- memory: the C library's own entries need no dlsym, which would allocate itself ---------- */
 
 void *__libc_malloc(size_t n);
 void *__libc_calloc(size_t n, size_t size);
@@ -174,7 +191,7 @@ int posix_memalign(void **out, size_t align, size_t n)
     return 0;
 }
 
-/* ---- files ----------------------------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 /* Standard output and the terminal are not the disk. */
 static bool to_disk(int fd) { return fd > 2; }
@@ -226,8 +243,8 @@ int __open_2(const char *path, int flags)
     FAIL(OPEN, EMFILE, -1);
     return (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0);
 }
-ssize_t process_vm_readv(pid_t pid, const struct iovec *to, unsigned long n_to, const struct iovec *from, unsigned long n_from,
-                         unsigned long flags)
+ssize_t process_vm_readv(pid_t pid, const struct iovec *to, unsigned long n_to, const struct iovec *from,
+                         unsigned long n_from, unsigned long flags)
 {
     FAIL(READ, EFAULT, -1);
     return syscall(SYS_process_vm_readv, pid, to, n_to, from, n_from, flags);
@@ -332,7 +349,7 @@ int ftruncate(int fd, off_t n)
     CHANGE(int, (int)syscall(SYS_ftruncate, fd, n));
 }
 
-/* ---- threads, whoever starts them ---------------------------------------------------------------------------------------------- */
+/* ---- threads, whoever starts them ------------------------------------------------------------ */
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*fn)(void *), void *arg)
 {

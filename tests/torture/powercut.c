@@ -1,13 +1,14 @@
-/* Power cuts: a command is recorded once (record.c); then, at random moments of the record, disks are made as a power cut
- * may leave them, and the next run on each must bring the result.
+/* Power cuts: a command is recorded once (record.c); then, at random moments of the record, disks are made as a power
+ * cut may leave them, and the next run on each must bring the result.
  *
- * What the system promises is what was synced, and nothing else. Of a file: its bytes at its last fsync; every later write
- * may be there, partly there, or not, in any order, and a hole reads as zeros. Of a folder: its names at its last fsync;
- * each later change of a name may have reached the disk or not, in any order. A rename is one change.
+ * What the system promises is what was synced, and nothing else. Of a file: its bytes at its last fsync; every later
+ * write may be there, partly there, or not, in any order, and a hole reads as zeros. Of a folder: its names at its last
+ * fsync; each later change of a name may have reached the disk or not, in any order. A rename is one change.
  *
  *   powercut BRAID RECORD.so ROOT [--states=N] [--seed=N] [--only=NAME:STATE] [--no-syncs]
  *
- * With --no-syncs every sync of the record is left out, as if the program had forgotten them: then it must find something.
+ * With --no-syncs every sync of the record is left out, as if the program had forgotten them: then it must find
+ * something.
  *
  * The last line is "N passed, N failed", a command being one. */
 #include "record.h"
@@ -22,7 +23,7 @@
 
 enum { MOST_FDS = 1024, MOST_INODES = 4096, MOST_PENDING = 8192 };
 
-/* ---- the model of a disk -------------------------------------------------------------------------------------------------- */
+/* ---- the model of a disk --------------------------------------------------------------------- */
 
 struct bytes {
     char *data;
@@ -218,7 +219,7 @@ static void disk_release(struct disk *d)
     free(d->inodes);
 }
 
-/* ---- replaying ---------------------------------------------------------------------------------------------------------------- */
+/* ---- replaying ------------------------------------------------------------------------------- */
 
 static void do_open(struct disk *d, const struct record *r, const char *path)
 {
@@ -328,7 +329,7 @@ static void load_tree(struct disk *d, int inode, const char *path)
     sync_inode(&d->inodes[inode]);
 }
 
-/* ---- what a power cut leaves -------------------------------------------------------------------------------------------------- */
+/* ---- what a power cut leaves ----------------------------------------------------------------- */
 
 struct dice {
     uint64_t key, n;
@@ -407,7 +408,7 @@ static long promised_step(const struct disk *d)
     return newest;
 }
 
-/* ---- judging ------------------------------------------------------------------------------------------------------------------- */
+/* ---- judging --------------------------------------------------------------------------------- */
 
 struct powercut {
     struct place place;
@@ -431,7 +432,8 @@ static long continued_at(const char *dir)
     return step;
 }
 
-static bool survives(const struct powercut *p, const struct scenario *s, const char *dir, long promised, char *why, size_t size)
+static bool survives(const struct powercut *p, const struct scenario *s, const char *dir, long promised, char *why,
+                     size_t size)
 {
     char what[1024];
     if (!files_fit(&p->place, s, dir)) {
@@ -459,7 +461,8 @@ static bool survives(const struct powercut *p, const struct scenario *s, const c
     return false;
 }
 
-static bool one_state(const struct powercut *p, const struct scenario *s, const char *log, size_t size, long state, long total)
+static bool one_state(const struct powercut *p, const struct scenario *s, const char *log, size_t size, long state,
+                      long total)
 {
     char dir[600], why[2048] = "", start[4096];
     struct disk d = {0};
@@ -498,7 +501,8 @@ static bool one_command(const struct powercut *p, const struct scenario *s, long
     snprintf(env_log, sizeof env_log, "RECORD_LOG=%s", path);
     snprintf(env_preload, sizeof env_preload, "LD_PRELOAD=%s", p->record);
     const char *env[] = {env_log, env_preload, NULL};
-    if (run_scenario(&p->place, s, dir, env, false, "record") != 0 || file_read(path, (size_t)1 << 30, &log, &size, NULL) != ST_OK) {
+    if (run_scenario(&p->place, s, dir, env, false, "record") != 0 ||
+        file_read(path, (size_t)1 << 30, &log, &size, NULL) != ST_OK) {
         printf("power cut: '%s' cannot be recorded\n", s->name);
         print_tail(dir, "record");
         return false;

@@ -1,10 +1,10 @@
-/* A library for LD_PRELOAD that writes down every call that changes files or names below a folder, and every sync, with all
- * data, for powercut.c to replay.
+/* A library for LD_PRELOAD that writes down every call that changes files or names below a folder, and every sync, with
+ * all data, for powercut.c to replay.
  *
  *   RECORD_LOG=FILE    the log; RECORD_ROOT is the current folder at the start
  *
- * One lock orders the calls as the log has them. Writes through mapped memory and stdio are not seen; what is recorded here
- * does not use them for files that matter. */
+ * One lock orders the calls as the log has them. Writes through mapped memory and stdio are not seen; what is recorded
+ * here does not use them for files that matter. */
 #include "record.h"
 
 #include <errno.h>
@@ -56,19 +56,19 @@ __attribute__((constructor)) static void begin(void)
     syscall(SYS_close, fd);
 }
 
-#define LOCKED(type, call, if_done) \
-    do { \
-        if (log_fd < 0) \
-            return (type)(call); \
-        pthread_mutex_lock(&order); \
-        type result_ = (type)(call); \
-        if (result_ >= 0) { \
-            if_done; \
-        } \
-        int saved_ = errno; \
-        pthread_mutex_unlock(&order); \
-        errno = saved_; \
-        return result_; \
+#define LOCKED(type, call, if_done)                                                                                    \
+    do {                                                                                                               \
+        if (log_fd < 0)                                                                                                \
+            return (type)(call);                                                                                       \
+        pthread_mutex_lock(&order);                                                                                    \
+        type result_ = (type)(call);                                                                                   \
+        if (result_ >= 0) {                                                                                            \
+            if_done;                                                                                                   \
+        }                                                                                                              \
+        int saved_ = errno;                                                                                            \
+        pthread_mutex_unlock(&order);                                                                                  \
+        errno = saved_;                                                                                                \
+        return result_;                                                                                                \
     } while (0)
 
 int open(const char *path, int flags, ...)
@@ -78,17 +78,16 @@ int open(const char *path, int flags, ...)
     int mode = flags & O_CREAT ? va_arg(ap, int) : 0;
     va_end(ap);
     /* at: bit 0, the file is cut; whether it is new shows in the model of the disk */
-    LOCKED(int, syscall(SYS_openat, AT_FDCWD, path, flags, mode), record(REC_OPEN, result_, (flags & O_TRUNC) != 0, path, NULL, 0));
+    LOCKED(int, syscall(SYS_openat, AT_FDCWD, path, flags, mode),
+           record(REC_OPEN, result_, (flags & O_TRUNC) != 0, path, NULL, 0));
 }
 int __open_2(const char *path, int flags); /* what _FORTIFY_SOURCE calls */
 int __open_2(const char *path, int flags)
 {
-    LOCKED(int, syscall(SYS_openat, AT_FDCWD, path, flags, 0), record(REC_OPEN, result_, (flags & O_TRUNC) != 0, path, NULL, 0));
+    LOCKED(int, syscall(SYS_openat, AT_FDCWD, path, flags, 0),
+           record(REC_OPEN, result_, (flags & O_TRUNC) != 0, path, NULL, 0));
 }
-int close(int fd)
-{
-    LOCKED(int, syscall(SYS_close, fd), record(REC_CLOSE, fd, 0, NULL, NULL, 0));
-}
+int close(int fd) { LOCKED(int, syscall(SYS_close, fd), record(REC_CLOSE, fd, 0, NULL, NULL, 0)); }
 ssize_t write(int fd, const void *bytes, size_t n)
 {
     if (fd <= 2)
@@ -104,13 +103,11 @@ int ftruncate(int fd, off_t n)
 {
     LOCKED(int, syscall(SYS_ftruncate, fd, n), record(REC_TRUNCATE, fd, n, NULL, NULL, 0));
 }
-int fsync(int fd)
-{
-    LOCKED(int, syscall(SYS_fsync, fd), record(REC_SYNC, fd, 0, NULL, NULL, 0));
-}
+int fsync(int fd) { LOCKED(int, syscall(SYS_fsync, fd), record(REC_SYNC, fd, 0, NULL, NULL, 0)); }
 int rename(const char *from, const char *to)
 {
-    LOCKED(int, syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0), record(REC_RENAME, -1, 0, from, to, strlen(to)));
+    LOCKED(int, syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0),
+           record(REC_RENAME, -1, 0, from, to, strlen(to)));
 }
 int link(const char *from, const char *to)
 {

@@ -1,4 +1,5 @@
-/* The log of record.c: a record, then n_a bytes of a path, then n_b bytes of data (REC_RENAME, REC_LINK: of the new path). */
+/* The log of record.c: a record, then n_a bytes of a path, then n_b bytes of data (REC_RENAME, REC_LINK: of the new
+ * path). */
 #ifndef BRAID_TORTURE_RECORD_H
 #define BRAID_TORTURE_RECORD_H
 

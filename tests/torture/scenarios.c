@@ -9,43 +9,77 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define TRAIN "train", "%R/configs/tiny.ini", "--data.train=%B/text.txt", "--data.split=90,10", "--train.eval_every=3", "--train.eval_batches=1", \
-              "--train.steps=6", "--run.save_every=2", "--run.threads=1", "--run.quiet=on", "--run.dir=run"
+#define TRAIN                                                                                                          \
+    "train", "%R/configs/tiny.ini", "--data.train=%B/text.txt", "--data.split=90,10", "--train.eval_every=3",          \
+        "--train.eval_batches=1", "--train.steps=6", "--run.save_every=2", "--run.threads=1", "--run.quiet=on",        \
+        "--run.dir=run"
 #define LAST "run/checkpoints/step-00000006/"
 
 const struct scenario scenarios[] = {
     {"train", {TRAIN}, .files = {LAST "model.safetensors", LAST "optim.safetensors", LAST "config.ini"}, .again = true},
-    {"resume", {TRAIN}, .start = "half", .files = {LAST "model.safetensors", LAST "optim.safetensors", LAST "config.ini"}, .again = true},
-    {"generate", {"generate", "%B/run", "--generate.tokens=8", "--generate.prompt=line", "--run.threads=1"}, .files = {NULL}},
-    {"eval", {"eval", "%B/run", "--data.valid=%B/text.txt", "--train.eval_batches=1", "--run.threads=1"}, .files = {NULL}},
-    {"convert", {"ckpt", "convert", "%B/run", "run", "--layout=stacked"}, .files = {LAST "model.safetensors", LAST "optim.safetensors"}},
-    {"import", {"import", "%R/tests/hf/fixtures/qwen2", "run"}, .files = {"run/checkpoints/step-00000000/model.safetensors"}},
+    {"resume",
+     {TRAIN},
+     .start = "half",
+     .files = {LAST "model.safetensors", LAST "optim.safetensors", LAST "config.ini"},
+     .again = true},
+    {"generate",
+     {"generate", "%B/run", "--generate.tokens=8", "--generate.prompt=line", "--run.threads=1"},
+     .files = {NULL}},
+    {"eval",
+     {"eval", "%B/run", "--data.valid=%B/text.txt", "--train.eval_batches=1", "--run.threads=1"},
+     .files = {NULL}},
+    {"convert",
+     {"ckpt", "convert", "%B/run", "run", "--layout=stacked"},
+     .files = {LAST "model.safetensors", LAST "optim.safetensors"}},
+    {"import",
+     {"import", "%R/tests/hf/fixtures/qwen2", "run"},
+     .files = {"run/checkpoints/step-00000000/model.safetensors"}},
     {"export", {"export", "%B/imported", "out"}, .files = {"out/model.safetensors", "out/config.json"}},
     {"gguf", {"export", "%B/imported", "out.gguf", "--format=gguf"}, .files = {"out.gguf"}},
-    {"tune", {TRAIN, "--lora.rank=2", "--model.pattern=[*-][*-]"}, .files = {LAST "model.safetensors", LAST "optim.safetensors"}, .again = true},
+    {"tune",
+     {TRAIN, "--lora.rank=2", "--model.pattern=[*-][*-]"},
+     .files = {LAST "model.safetensors", LAST "optim.safetensors"},
+     .again = true},
     {"merge", {"ckpt", "merge", "%B/tuned", "run"}, .files = {LAST "model.safetensors"}, .small = true},
-    {"peft", {"export", "%B/tuned", "out", "--format=peft"}, .files = {"out/adapter_model.safetensors", "out/adapter_config.json"}, .small = true},
+    {"peft",
+     {"export", "%B/tuned", "out", "--format=peft"},
+     .files = {"out/adapter_model.safetensors", "out/adapter_config.json"},
+     .small = true},
     {"verify", {"ckpt", "verify", "%B/run"}, .files = {NULL}, .small = true},
-    {"tokenize", {"data", "tokenize", "--in", "%B/text.txt", "--out", "tok", "--run.threads=1"}, .files = {"tok.bin", "tok.idx"}, .small = true},
-    {"replace", {"data", "tokenize", "--in", "%B/text.txt", "--out", "run/tok", "--append-eod", "--force", "--run.threads=1"}, .start = "pair", .files = {"run/tok.bin", "run/tok.idx"},
-     .small = true, .again = true, .together = true},
+    {"tokenize",
+     {"data", "tokenize", "--in", "%B/text.txt", "--out", "tok", "--run.threads=1"},
+     .files = {"tok.bin", "tok.idx"},
+     .small = true},
+    {"replace",
+     {"data", "tokenize", "--in", "%B/text.txt", "--out", "run/tok", "--append-eod", "--force", "--run.threads=1"},
+     .start = "pair",
+     .files = {"run/tok.bin", "run/tok.idx"},
+     .small = true,
+     .again = true,
+     .together = true},
     {"chat",
-     {"data", "tokenize", "--in", "%R/tests/torture/chat.jsonl", "--out", "chat", "--data.chat=chatml", "--run.threads=1"},
-     .files = {"chat.bin", "chat.idx", "chat.loss"}, .small = true},
-    {"bpe", {"data", "train-tokenizer", "--in", "%B/text.txt", "--out", "bpe", "--vocab=270", "--force", "--run.threads=1"}, .files = {"bpe.json", "bpe.tiktoken"},
+     {"data", "tokenize", "--in", "%R/tests/torture/chat.jsonl", "--out", "chat", "--data.chat=chatml",
+      "--run.threads=1"},
+     .files = {"chat.bin", "chat.idx", "chat.loss"},
+     .small = true},
+    {"bpe",
+     {"data", "train-tokenizer", "--in", "%B/text.txt", "--out", "bpe", "--vocab=270", "--force", "--run.threads=1"},
+     .files = {"bpe.json", "bpe.tiktoken"},
      .again = true},
     {"info", {"data", "info", "%B/tok", "--scan"}, .files = {NULL}, .small = true},
     {"plan", {"plan", "%R/configs/tiny.ini"}, .files = {NULL}},
 };
 const int n_scenarios = countof(scenarios);
 
-/* ---- running -------------------------------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static void expand(const struct place *p, const char *word, char *out, size_t size)
 {
     size_t n = 0;
     for (; *word != '\0' && n + 1 < size; word++) {
-        const char *with = word[0] == '%' && word[1] == 'B' ? p->base : word[0] == '%' && word[1] == 'R' ? p->root : NULL;
+        const char *with = word[0] == '%' && word[1] == 'B'   ? p->base
+                           : word[0] == '%' && word[1] == 'R' ? p->root
+                                                              : NULL;
         if (with == NULL) {
             out[n++] = *word;
             continue;
@@ -61,7 +95,8 @@ static void beside(const char *dir, const char *what, const char *tag, char *out
     snprintf(out, size, "%s.%s-%s", dir, what, tag);
 }
 
-static void become(const struct place *p, const struct scenario *s, const char *dir, const char *const *env, const char *tag)
+static void become(const struct place *p, const struct scenario *s, const char *dir, const char *const *env,
+                   const char *tag)
 {
     char words[MOST_WORDS][512], path[4096];
     char *argv[MOST_WORDS + 2] = {(char *)(uintptr_t)p->braid};
@@ -96,14 +131,16 @@ static bool copy_tree(const char *from, const char *to)
     return child > 0 && waitpid(child, &status, 0) == child && status == 0;
 }
 
-int run_scenario(const struct place *p, const struct scenario *s, const char *dir, const char *const *env, bool keep, const char *tag)
+int run_scenario(const struct place *p, const struct scenario *s, const char *dir, const char *const *env, bool keep,
+                 const char *tag)
 {
     struct err e = {0};
     char from[4096], to[4096];
     if (!keep) {
         snprintf(from, sizeof from, "%s/%s", p->base, s->start ? s->start : "");
         snprintf(to, sizeof to, "%s/run", dir);
-        if (file_remove_tree(dir, &e) != ST_OK || file_make_dirs(dir, &e) != ST_OK || (s->start != NULL && !copy_tree(from, to))) {
+        if (file_remove_tree(dir, &e) != ST_OK || file_make_dirs(dir, &e) != ST_OK ||
+            (s->start != NULL && !copy_tree(from, to))) {
             err_print(&e, stderr);
             return -1;
         }
@@ -115,7 +152,7 @@ int run_scenario(const struct place *p, const struct scenario *s, const char *di
     return child > 0 && waitpid(child, &status, 0) == child ? status : -1;
 }
 
-/* ---- judging --------------------------------------------------------------------------------------------------------------- */
+/* ---- judging --------------------------------------------------------------------------------- */
 
 static bool same_file(const char *a, const char *b, char *why, size_t size)
 {
@@ -131,7 +168,8 @@ static bool same_file(const char *a, const char *b, char *why, size_t size)
     return false;
 }
 
-bool same_results(const struct place *p, const struct scenario *s, const char *dir, const char *tag, char *why, size_t size)
+bool same_results(const struct place *p, const struct scenario *s, const char *dir, const char *tag, char *why,
+                  size_t size)
 {
     char a[4096], b[4096];
     if (s->files[0] == NULL) {
@@ -213,7 +251,7 @@ bool said(const char *dir, const char *tag, const char *text)
     return found;
 }
 
-/* ---- inputs and references ---------------------------------------------------------------------------------------------------- */
+/* ---- inputs and references ------------------------------------------------------------------- */
 
 static bool reference(const struct place *p, const struct scenario *s)
 {
@@ -239,7 +277,14 @@ static const struct scenario *by_name(const char *name)
 bool prepare_base(const struct place *p)
 {
     static const char *const first[] = {"train", "tokenize", "import", "tune"}; /* others read what these write */
-    static const char *const copies[][2] = {{"ref-import/run", "imported"}, {"ref-tune/run", "tuned"}, {"ref-train/run", "run"}, {"ref-train/run", "half"}, {"ref-tokenize/tok.bin", "tok.bin"}, {"ref-tokenize/tok.bin", "pair/tok.bin"}, {"ref-tokenize/tok.idx", "pair/tok.idx"}, {"ref-tokenize/tok.idx", "tok.idx"}};
+    static const char *const copies[][2] = {{"ref-import/run", "imported"},
+                                            {"ref-tune/run", "tuned"},
+                                            {"ref-train/run", "run"},
+                                            {"ref-train/run", "half"},
+                                            {"ref-tokenize/tok.bin", "tok.bin"},
+                                            {"ref-tokenize/tok.bin", "pair/tok.bin"},
+                                            {"ref-tokenize/tok.idx", "pair/tok.idx"},
+                                            {"ref-tokenize/tok.idx", "tok.idx"}};
     char path[4096], from[4096];
     struct buf text;
     snprintf(path, sizeof path, "%s/pair", p->base);

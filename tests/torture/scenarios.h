@@ -29,9 +29,11 @@ struct place {
 bool prepare_base(const struct place *p);
 /* Runs the scenario in `dir` (made afresh unless keep), with these environment entries ("A=B", NULL ends), output to
  * dir/../out-<tag> and err-<tag>. Returns waitpid's status. A run of over a minute ends by SIGALRM. */
-int run_scenario(const struct place *p, const struct scenario *s, const char *dir, const char *const *env, bool keep, const char *tag);
+int run_scenario(const struct place *p, const struct scenario *s, const char *dir, const char *const *env, bool keep,
+                 const char *tag);
 /* Are the results those of the reference? why gets the first difference. */
-bool same_results(const struct place *p, const struct scenario *s, const char *dir, const char *tag, char *why, size_t size);
+bool same_results(const struct place *p, const struct scenario *s, const char *dir, const char *tag, char *why,
+                  size_t size);
 /* For a scenario whose files belong together: do those that are there? */
 bool files_fit(const struct place *p, const struct scenario *s, const char *dir);
 /* A temporary file or folder, or a lock, somewhere below dir; false: none. */

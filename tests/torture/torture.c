@@ -1,6 +1,6 @@
-/* Fails the N-th call of every kind in every command, one run per call (fault.c), and judges each: no crash, no hang, no
- * wrong result with exit code 0, a message with any other; and where the command writes, the next run without a fault
- * brings the result and leaves nothing behind. Kills at every call that changes the disk are faults like others.
+/* Fails the N-th call of every kind in every command, one run per call (fault.c), and judges each: no crash, no hang,
+ * no wrong result with exit code 0, a message with any other; and where the command writes, the next run without a
+ * fault brings the result and leaves nothing behind. Kills at every call that changes the disk are faults like others.
  *
  *   torture BRAID FAULT.so ROOT [--seconds=S] [--seed=N] [--only=NAME[:CALL[:N]]]
  *
@@ -16,8 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const char *const kinds[] = {"alloc",  "write", "short_write", "read", "fsync",  "close",       "rename",
-                                    "open",   "mmap",  "stat",        "thread", "folder", "kill_before", "kill_after"};
+static const char *const kinds[] = {"alloc", "write", "short_write", "read",   "fsync",  "close",       "rename",
+                                    "open",  "mmap",  "stat",        "thread", "folder", "kill_before", "kill_after"};
 enum { KINDS = countof(kinds), MOST_SCENARIOS = 32, SAMPLED_ALLOCS = 700, WORKERS = 2 };
 
 struct job {
@@ -43,7 +43,7 @@ struct torture {
 
 static bool kills(int kind) { return str_starts(kinds[kind], "kill"); }
 
-/* ---- one fault ------------------------------------------------------------------------------------------------------------- */
+/* ---- one fault ------------------------------------------------------------------------------- */
 
 static void report(const struct job *j, const char *dir, const char *tag, const char *what)
 {
@@ -102,7 +102,8 @@ static void one_fault(const struct torture *t, const struct job *j, int worker)
     atomic_fetch_add(&tally->tried, 1);
     atomic_fetch_add(&tally->hit, hit);
     if (WIFSIGNALED(status) && !(kills(j->kind) && WTERMSIG(status) == SIGKILL))
-        snprintf(why, sizeof why, WTERMSIG(status) == SIGALRM ? "it hangs" : "it crashes: %s", strsignal(WTERMSIG(status)));
+        snprintf(why, sizeof why, WTERMSIG(status) == SIGALRM ? "it hangs" : "it crashes: %s",
+                 strsignal(WTERMSIG(status)));
     else if (WIFEXITED(status) && WEXITSTATUS(status) == 0 && !same_results(&t->place, s, dir, tag, what, sizeof what))
         snprintf(why, sizeof why, "exit code 0 with a wrong result: %s", what);
     else if (WIFEXITED(status) && WEXITSTATUS(status) != 0 && !hit)
@@ -129,7 +130,7 @@ static void work(const struct torture *t, int worker)
     }
 }
 
-/* ---- which faults ------------------------------------------------------------------------------------------------------------- */
+/* ---- which faults ---------------------------------------------------------------------------- */
 
 static bool wanted(const struct torture *t, int scenario, int kind, long n)
 {
@@ -219,7 +220,7 @@ static bool plan_jobs(struct torture *t, uint64_t seed)
     return true;
 }
 
-/* ---- results ------------------------------------------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 static int summary(const struct torture *t)
 {
@@ -270,7 +271,8 @@ int main(int argc, char **argv)
     }
     t.shared = mmap(NULL, sizeof *t.shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int code = 1;
-    if (t.shared != MAP_FAILED && file_make_dirs(base, NULL) == ST_OK && prepare_base(&t.place) && plan_jobs(&t, seed)) {
+    if (t.shared != MAP_FAILED && file_make_dirs(base, NULL) == ST_OK && prepare_base(&t.place) &&
+        plan_jobs(&t, seed)) {
         printf("%ld faults planned, seed %llu\n", t.n_jobs, (unsigned long long)seed);
         fflush(stdout);
         pid_t workers[WORKERS];

@@ -91,8 +91,7 @@ static inline bool snapshot_equal(const struct snapshot *a, const struct snapsho
 {
     bool same = true;
     for (int i = 0; i < 2; i++)
-        same &=
-            a->bytes[i] == b->bytes[i] && memcmp(a->data[i], b->data[i], (size_t)a->bytes[i]) == 0;
+        same &= a->bytes[i] == b->bytes[i] && memcmp(a->data[i], b->data[i], (size_t)a->bytes[i]) == 0;
     return same;
 }
 

@@ -1,5 +1,6 @@
-/* train/: how many collectives a step takes on each group, against numbers worked out by hand; and that every schedule of one rank
- * over a loop gives the same bits. Ranks are threads; a rank only returns, assertions are in the main thread. */
+/* train/: how many collectives a step takes on each group, against numbers worked out by hand; and that every schedule
+ * of one rank over a loop gives the same bits. Ranks are threads; a rank only returns, assertions are in the main
+ * thread. */
 #include "run.h"
 
 enum { GROUPS = 6, MOST_RANKS = 8 };
@@ -49,27 +50,61 @@ static int rank_main(struct world *w, void *ctx, struct err *e)
 struct case_of {
     const char *options;
     int ranks, pp, vpp, ep;
-    int moe[2];   /* layers with experts on the first and on the last stage */
+    int moe[2]; /* layers with experts on the first and on the last stage */
     int layers[2];
     int reduces, gathers; /* exchanges of a unit's gradients and weights in a step */
     int ends;             /* weights that both ends hold */
     bool small;           /* messages are small, so there are more of them */
 };
 
-#define MODEL "model.tied=off model.experts=4 model.topk=2 model.expert_ffn=12 train.micro_batch=1 train.global_batch=8 train.seq=8 run.dir= "
+#define MODEL                                                                                                          \
+    "model.tied=off model.experts=4 model.topk=2 model.expert_ffn=12 train.micro_batch=1 train.global_batch=8 "        \
+    "train.seq=8 run.dir= "
 static const struct case_of cases[] = {
     {MODEL "model.pattern=*E*E", 2, 1, 1, 1, {2, 2}, {4, 4}, 1, 1, 0, false},
     {MODEL "model.pattern=*E*E parallel.bucket_mb=0.002", 4, 1, 1, 1, {2, 2}, {4, 4}, 1, 1, 0, true},
-    {MODEL "model.pattern=*E*E parallel.zero=off", 2, 1, 1, 1, {2, 2}, {4, 4}, 2, 0, 0, false}, /* sums to all: as many */
-    {MODEL "model.pattern=*E*E parallel.zero=2", 2, 1, 1, 1, {2, 2}, {4, 4}, 4, 1, 0, false},   /* after each of four microbatches */
+    /* sums to all: as many */
+    {MODEL "model.pattern=*E*E parallel.zero=off", 2, 1, 1, 1, {2, 2}, {4, 4}, 2, 0, 0, false},
+    /* after each of four microbatches */
+    {MODEL "model.pattern=*E*E parallel.zero=2", 2, 1, 1, 1, {2, 2}, {4, 4}, 4, 1, 0, false},
     {MODEL "model.pattern=[*E][*E] parallel.zero=2", 4, 1, 1, 1, {2, 2}, {2, 2}, 2, 1, 0, false},
     {MODEL "model.pattern=*E*E parallel.ep=2", 2, 1, 1, 2, {2, 2}, {4, 4}, 1, 1, 0, false},
     {MODEL "model.pattern=*E*E parallel.ep=2 parallel.overlap=ep", 2, 1, 1, 2, {2, 2}, {4, 4}, 1, 1, 0, false},
-    {MODEL "model.pattern=*E*E parallel.ep=2 parallel.overlap=ep plan.delay_dw=on", 4, 1, 1, 2, {2, 2}, {4, 4}, 1, 1, 0, false},
-    {MODEL "model.pattern=*E*E parallel.ep=2 parallel.zero=2 parallel.overlap=ep", 4, 1, 1, 2, {2, 2}, {4, 4}, 2, 1, 0, false},
+    {MODEL "model.pattern=*E*E parallel.ep=2 parallel.overlap=ep plan.delay_dw=on",
+     4,
+     1,
+     1,
+     2,
+     {2, 2},
+     {4, 4},
+     1,
+     1,
+     0,
+     false},
+    {MODEL "model.pattern=*E*E parallel.ep=2 parallel.zero=2 parallel.overlap=ep",
+     4,
+     1,
+     1,
+     2,
+     {2, 2},
+     {4, 4},
+     2,
+     1,
+     0,
+     false},
     {MODEL "model.pattern=*E*-|*E parallel.pp=2", 2, 2, 1, 1, {1, 1}, {4, 2}, 1, 1, 0, false},
     {MODEL "model.pattern=*E*-|*E*E parallel.pp=2 parallel.ep=2", 4, 2, 1, 2, {1, 2}, {4, 4}, 1, 1, 0, false},
-    {MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 parallel.ep=2 parallel.overlap=ep", 4, 2, 2, 2, {1, 2}, {4, 4}, 1, 1, 0, false},
+    {MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 parallel.ep=2 parallel.overlap=ep",
+     4,
+     2,
+     2,
+     2,
+     {1, 2},
+     {4, 4},
+     1,
+     1,
+     0,
+     false},
     {MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 model.tied=on", 2, 2, 2, 1, {1, 2}, {4, 4}, 1, 1, 1, false},
 };
 
@@ -84,7 +119,8 @@ static void expected(const struct case_of *k, int rank, int64_t *want)
     }
     want[0] = 3; /* labels, of which every rank hears; norms, losses */
     want[1] = dp > 1 ? units * (k->reduces + k->gathers) : 0;
-    want[2] = k->ep > 1 ? (int64_t)7 * k->moe[stage] * mb : 0; /* counts; rows and probabilities there, rows back; and the gradients of each */
+    /* counts; rows and probabilities there, rows back; and the gradients of each */
+    want[2] = k->ep > 1 ? (int64_t)7 * k->moe[stage] * mb : 0;
     want[3] = edp > 1 ? k->moe[stage] * (k->reduces + k->gathers) : 0;
     want[4] = k->pp > 1 ? (int64_t)2 * borders * mb : 0; /* streams and gradients */
     want[5] = k->ends;
@@ -110,14 +146,15 @@ static void a_step_takes_the_collectives_it_should(void **state)
             expected(k, rank, want);
             for (int g = 0; g < GROUPS; g++)
                 if (k->small && (g == 1 || g == 3) ? j.calls[rank][g] <= want[g] : j.calls[rank][g] != want[g])
-                    fail_msg("%s: rank %d took %d collectives of group %s, expected %d", k->options, rank, (int)j.calls[rank][g], group_names[g], (int)want[g]);
+                    fail_msg("%s: rank %d took %d collectives of group %s, expected %d", k->options, rank,
+                             (int)j.calls[rank][g], group_names[g], (int)want[g]);
         }
         config_release(&c);
     }
     playground_close(&pg);
 }
 
-/* ---- one rank and a loop ------------------------------------------------------------------------------------------------------- */
+/* ---- one rank and a loop --------------------------------------------------------------------- */
 
 struct outcome {
     double loss[3];
@@ -129,7 +166,10 @@ static int loop_steps(const struct config *c, struct outcome *out, struct err *e
     struct world *w = NULL;
     struct rank_place place;
     struct trainer t = {0};
-    const struct world_opts o = {.kind = COMM_LOOP, .loop_rate = c->parallel.loop_gbps * 1e9, .loop_latency = c->parallel.loop_us * 1e-6, .loop_ranks = 8};
+    const struct world_opts o = {.kind = COMM_LOOP,
+                                 .loop_rate = c->parallel.loop_gbps * 1e9,
+                                 .loop_latency = c->parallel.loop_us * 1e-6,
+                                 .loop_ranks = 8};
     TRY(world_open(&w, &o, e));
     int st = place_open(&place, c, w, 0, 1, e);
     if (st == ST_OK)
@@ -150,9 +190,14 @@ static int loop_steps(const struct config *c, struct outcome *out, struct err *e
 /* Over a slow or a fast loop, in any schedule. */
 static void overlapped_steps_over_a_loop_have_the_plain_bits(void **state)
 {
-    static const char *const ways[] = {"", "parallel.loop_gbps=0.5", "parallel.overlap=ep", "parallel.overlap=ep parallel.loop_gbps=0.5 plan.poison=on",
-                                       "parallel.overlap=ep plan.delay_dw=on", "parallel.overlap=ep plan.delay_dw=on plan.random_lanes=5 plan.poison=on",
-                                       "parallel.overlap=dw", "plan.delay_dw=on"};
+    static const char *const ways[] = {"",
+                                       "parallel.loop_gbps=0.5",
+                                       "parallel.overlap=ep",
+                                       "parallel.overlap=ep parallel.loop_gbps=0.5 plan.poison=on",
+                                       "parallel.overlap=ep plan.delay_dw=on",
+                                       "parallel.overlap=ep plan.delay_dw=on plan.random_lanes=5 plan.poison=on",
+                                       "parallel.overlap=dw",
+                                       "plan.delay_dw=on"};
     struct playground pg;
     struct outcome first = {0};
     (void)state;

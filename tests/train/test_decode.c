@@ -57,8 +57,8 @@ static void undrop(struct tiny *t, const char *options, enum dev_kind kind)
     tiny_open(t, all, kind, 1);
 }
 
-static void assert_row(const struct tensor *got, const double *want, int64_t vocab, double bound,
-                       const char *model, int64_t at)
+static void assert_row(const struct tensor *got, const double *want, int64_t vocab, double bound, const char *model,
+                       int64_t at)
 {
     double top = 0;
     for (int64_t v = 0; v < vocab; v++)
@@ -66,8 +66,7 @@ static void assert_row(const struct tensor *got, const double *want, int64_t voc
     for (int64_t v = 0; v < vocab; v++) {
         double x = tensor_get(got, v);
         if (!(fabs(x - want[v]) <= bound * top))
-            fail_msg("%s: logit %d at position %d is %.17g, not %.17g", model, (int)v, (int)at, x,
-                     want[v]);
+            fail_msg("%s: logit %d at position %d is %.17g, not %.17g", model, (int)v, (int)at, x, want[v]);
     }
 }
 
@@ -120,9 +119,7 @@ static void check_model(const char *model, enum dev_kind kind, double bound)
         generator_rewind(&g);
         assert_ok(generator_feed(&g, tokens, prompts[p], &logits, &e), &e);
         assert_row(&logits, want + (prompts[p] - 1) * vocab, vocab, bound, model, prompts[p] - 1);
-        int64_t until =
-            p == 0 ? LENGTH
-                   : min_i64(LENGTH, prompts[p] + 3); /* the first goes through every position */
+        int64_t until = p == 0 ? LENGTH : min_i64(LENGTH, prompts[p] + 3); /* the first goes through every position */
         for (int64_t i = prompts[p]; i < until; i++) {
             assert_ok(generator_feed(&g, tokens + i, 1, &logits, &e), &e);
             assert_row(&logits, want + i * vocab, vocab, bound, model, i);
@@ -212,8 +209,7 @@ static void sampling_follows_the_probabilities(void **state)
         for (int v = 0; v < V; v++)
             sum += exp(sample_logits[v] / temperature);
         for (int v = 0; v < V; v++)
-            assert_true(fabs((double)count[v] / DRAWS - exp(sample_logits[v] / temperature) / sum) <
-                        0.015);
+            assert_true(fabs((double)count[v] / DRAWS - exp(sample_logits[v] / temperature) / sum) < 0.015);
     }
 }
 

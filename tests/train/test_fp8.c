@@ -4,7 +4,7 @@
 
 /* Layers wide enough for several blocks. */
 #define WIDE "model.hidden=144 model.heads=2 model.ffn=272 train.seq=32 "
-#define FP8  "gpu.precision=fp8 "
+#define FP8 "gpu.precision=fp8 "
 
 static double last_loss(const char *options, struct snapshot *end)
 {

@@ -4,8 +4,7 @@
 #include "tiny.h"
 #include "train/train.h"
 
-#define SMALL                                                                                      \
-    "model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=6 model.gdn_value_dim=5 "
+#define SMALL "model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=6 model.gdn_value_dim=5 "
 
 static const char *const models[] = {
     SMALL "model.pattern=G",
@@ -50,8 +49,7 @@ static void plans_do_not_change_a_bit(void **state)
         "plan.recompute=gdn",
         "plan.recompute=full plan.poison=on",
     };
-    const char *model =
-        SMALL "model.pattern=*GG- model.gdn_chunk=3 data.eod=on data.eod_mask=on model.dropout=0.1";
+    const char *model = SMALL "model.pattern=*GG- model.gdn_chunk=3 data.eod=on data.eod_mask=on model.dropout=0.1";
     for (int kind = DEV_REF; kind <= DEV_CPU; kind++) {
         struct tiny plain;
         tiny_open(&plain, model, (enum dev_kind)kind, 1);

@@ -125,16 +125,20 @@ static void gradients_of_hybrid_stacks_equal_differences(void **state)
 {
     (void)state;
 #define MAMBA "model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 model.mamba_chunk=3 "
-#define DELTA "model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 model.gdn_value_dim=4 model.gdn_chunk=3 "
+#define DELTA                                                                                                          \
+    "model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 model.gdn_value_dim=4 model.gdn_chunk=3 "
 #define LATENT "model.mla_kv_rank=12 model.mla_q_rank=10 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
-#define EXPERTS "model.experts=4 model.expert_bias=on model.aux_loss=0.3 model.seq_aux_loss=0.2 model.global_aux_loss=0.1 model.router_z_loss=0.1 "
+#define EXPERTS                                                                                                        \
+    "model.experts=4 model.expert_bias=on model.aux_loss=0.3 model.seq_aux_loss=0.2 model.global_aux_loss=0.1 "        \
+    "model.router_z_loss=0.1 "
 #define ALL "model.bias=on model.dropout=0.2 "
     static const char *const stacks[] = {
         "model.pattern=M*- " MAMBA ALL,
         "model.pattern=GE " DELTA EXPERTS ALL,
         "model.pattern=+E " LATENT EXPERTS ALL,
         "model.pattern=[M*E]M-/*E model.mtp_scale=0.5 " MAMBA EXPERTS ALL,
-        "model.pattern=[M*E]M-/*E model.mtp_scale=0.5 model.router_score=sigmoid model.router_bias=on model.shared_ffn=8 "
+        "model.pattern=[M*E]M-/*E model.mtp_scale=0.5 model.router_score=sigmoid model.router_bias=on "
+        "model.shared_ffn=8 "
         "data.eod=on data.eod_mask=on " MAMBA EXPERTS ALL,
         "model.pattern=[GE]|[+E]/+E/+E model.mtp_scale=0.7 model.router_pre_softmax=on " DELTA LATENT EXPERTS ALL,
     };
@@ -176,12 +180,8 @@ static void gradients_of_streams_equal_differences_over_every_core(void **state)
 static int wrong_dw(const struct step_ctx *c)
 {
     enum { DY, X, DW };
-    struct gemm_args a = {.a = c->t[DY],
-                          .b = c->t[X],
-                          .c = c->t[DW],
-                          .trans_a = true,
-                          .alpha = 1.001,
-                          .acc_c = c->add[DW]};
+    struct gemm_args a = {
+        .a = c->t[DY], .b = c->t[X], .c = c->t[DW], .trans_a = true, .alpha = 1.001, .acc_c = c->add[DW]};
     return c->ops->gemm(c->lane, &a);
 }
 

@@ -3,8 +3,7 @@
  * every mesh. */
 #include "run.h"
 
-/* ---- groups in a config -------------------------------------------------------------------------------------------
- */
+/* ---- groups in a config ---------------------------------------------------------------------- */
 
 static void groups_are_read_written_and_matched(void **state)
 {
@@ -66,8 +65,7 @@ static void wrong_groups_are_refused(void **state)
     }
 }
 
-/* ---- gradients ----------------------------------------------------------------------------------------------------
- */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 static bool matches_something(const struct tiny *t, const char *globs)
 {
@@ -145,8 +143,7 @@ static void layers_before_the_first_trained_one_save_nothing(void **state)
     tiny_close(&t);
 }
 
-/* ---- LoRA
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- LoRA ------------------------------------------------------------------------------------ */
 
 static double *values(const struct tiny *t, int k) { return model_param(&t->m, k).data; }
 static double *gradient(const struct tiny *t, int k) { return model_grad(&t->m, k).data; }
@@ -267,8 +264,7 @@ static void targets_choose_adapters(void **state)
     }
 }
 
-/* ---- runs
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 static void opening_names_globs_without_a_parameter(void **state)
 {

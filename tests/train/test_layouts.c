@@ -43,7 +43,8 @@ static void assert_same_checkpoints(const char *run_a, const char *run_b)
 static void blocks_of_gate_and_up_rows_stay_in_memory(void **state)
 {
     (void)state;
-    static const char options[] = "model.pattern=*E model.experts=4 model.expert_ffn=12 model.expert_bias=on train.eval_batches=2";
+    static const char options[] =
+        "model.pattern=*E model.experts=4 model.expert_ffn=12 model.expert_bias=on train.eval_batches=2";
     static const char fc1[] = "decoder.layers.1.mlp.experts.linear_fc1.weight";
     struct playground pg;
     struct config plain, blocks;
@@ -71,7 +72,8 @@ static void blocks_of_gate_and_up_rows_stay_in_memory(void **state)
     w = param(&t, fc1);
     assert_memory_not_equal(halves, w.data, (size_t)bytes);
     for (int64_t k = 0; k < 4; k++) /* row 3 of memory is the first up row: 12 of the file */
-        assert_memory_equal((float *)w.data + (k * 24 + 3) * 16, (float *)(void *)halves + (k * 24 + 12) * 16, 16 * sizeof(float));
+        assert_memory_equal((float *)w.data + (k * 24 + 3) * 16, (float *)(void *)halves + (k * 24 + 12) * 16,
+                            16 * sizeof(float));
     assert_ok(trainer_save(&t, &e), &e);
     run_steps(&t, 1, &loss[1]);
     trainer_close(&t);

@@ -50,7 +50,8 @@ static const struct feature features[] = {
     {ROUTER, "capp", "router: capacity, by probability", "model.router_capacity=0.7", false},
     {ROUTER, "capo", "router: capacity, by position", "model.router_capacity=0.7 model.router_drop=position", false},
     {ROUTER, "jit", "router: input noise", "model.router_jitter=0.1", false},
-    {ROUTER, "aux", "router: all balancing losses", "model.aux_loss=0.1 model.seq_aux_loss=0.1 model.global_aux_loss=0.1 model.router_z_loss=0.01", false},
+    {ROUTER, "aux", "router: all balancing losses",
+     "model.aux_loss=0.1 model.seq_aux_loss=0.1 model.global_aux_loss=0.1 model.router_z_loss=0.01", false},
     {GLU, "glu0", "halves", "", true},
     {GLU, "glu", "GLU interleave", "model.glu_interleave=4", false},
     {PROFILE, "D", "profile D", "model.mhc_profile=d", false},
@@ -78,7 +79,8 @@ static const struct {
     const char *a, *b, *pattern, *says, *why;
 } refusals[] = {
     {"`*`", "`+`", "*+", "both Attention and MLA",
-     "a rule of the pattern language, not of this joint: as in Megatron-LM, whether queries and keys come from latents is one "
+     "a rule of the pattern language, not of this joint: as in Megatron-LM, whether queries and keys come from latents "
+     "is one "
      "setting of the whole model, which rotary tables and checkpoint keys follow"},
 };
 
@@ -92,7 +94,7 @@ struct design {
     int by[N][N]; /* cell that holds the pair, -1: none */
 };
 
-/* ---- which cells: greedy, each new one covers as many pairs as it can ------------------------------------------- */
+/* ---- which cells: greedy, each new one covers as many pairs as it can ------------------------ */
 
 static enum axis axis_of(int slot) { return slot == AXES ? CORE : (enum axis)slot; }
 
@@ -173,10 +175,13 @@ static void make_design(struct design *d)
         }
 }
 
-/* ---- a cell's model -------------------------------------------------------------------------------------------- */
+/* ---- a cell's model -------------------------------------------------------------------------- */
 
 static const char *value(const struct cell *c, int slot) { return features[c->f[slot]].options; }
-static bool is(const struct cell *c, int slot, const char *code) { return strcmp(features[c->f[slot]].code, code) == 0; }
+static bool is(const struct cell *c, int slot, const char *code)
+{
+    return strcmp(features[c->f[slot]].code, code) == 0;
+}
 
 /* A layer, or the group it is in: of a mixer with an MLP, of attention with what was asked for. */
 static void add_layer(struct buf *b, char symbol, char attention, bool grouped)
@@ -219,10 +224,13 @@ static void cell_config(struct config *c, const struct playground *pg, const str
 {
     struct buf b;
     buf_init(&b, 0);
-    buf_add(&b, "model.hidden=16 model.heads=2 model.ffn=12 model.experts=4 model.mhc_gating=0.5 model.mtp_scale=0.3 model.mhc_iterations=5 "
-                "model.mamba_head_dim=8 model.mamba_state=4 model.mamba_groups=1 model.mamba_chunk=4 model.gdn_value_heads=2 "
+    buf_add(&b, "model.hidden=16 model.heads=2 model.ffn=12 model.experts=4 model.mhc_gating=0.5 model.mtp_scale=0.3 "
+                "model.mhc_iterations=5 "
+                "model.mamba_head_dim=8 model.mamba_state=4 model.mamba_groups=1 model.mamba_chunk=4 "
+                "model.gdn_value_heads=2 "
                 "model.gdn_key_heads=1 model.gdn_key_dim=4 model.gdn_value_dim=4 model.gdn_chunk=4 model.mla_kv_rank=8 "
-                "model.mla_nope=4 model.mla_rope=2 model.mla_v=4 train.micro_batch=1 train.global_batch=1 train.seq=8 ");
+                "model.mla_nope=4 model.mla_rope=2 model.mla_v=4 train.micro_batch=1 train.global_batch=1 train.seq=8 "
+                "");
     options_of(cell, recompute, &b);
     run_config(c, pg, b.text);
     buf_release(&b);
@@ -266,20 +274,25 @@ static void check_cell(const struct playground *pg, const struct cell *cell)
     if (memcmp(off.loss, on.loss, sizeof off.loss) != 0 || !snapshot_equal(&off.after, &on.after))
         fail_msg("%s: recomputing changes the result", b.text);
     if (off.replays != 0 || on.replays == 0 || on.frame >= off.frame)
-        fail_msg("%s: %d replays, %lld bytes saved instead of %lld", b.text, on.replays, (long long)on.frame, (long long)off.frame);
+        fail_msg("%s: %d replays, %lld bytes saved instead of %lld", b.text, on.replays, (long long)on.frame,
+                 (long long)off.frame);
     snapshot_free(&off.after);
     snapshot_free(&on.after);
     buf_release(&b);
 }
 
-/* ---- the page --------------------------------------------------------------------------------------------------- */
+/* ---- the page -------------------------------------------------------------------------------- */
 
 static const char intro[] =
     "# What works together\n\n"
-    "For everybody who wants to combine features. Every pair below has been trained in one model, together with hyper-connections\n"
-    "(`model.mhc_streams`), for a few steps on the CPU, with a recompute policy and without: losses, parameters and optimizer state are\n"
-    "equal bit for bit, and the policy saves memory. `./check` repeats it (`tests/train/test_matrix.c`, which also writes this page:\n"
-    "`build/tests/train/test_matrix --write docs/COMPAT.md`). Pairs of meshes and schedules are in [PARALLEL.md](PARALLEL.md), comparisons with\n"
+    "For everybody who wants to combine features. Every pair below has been trained in one model, together with "
+    "hyper-connections\n"
+    "(`model.mhc_streams`), for a few steps on the CPU, with a recompute policy and without: losses, parameters and "
+    "optimizer state are\n"
+    "equal bit for bit, and the policy saves memory. `./check` repeats it (`tests/train/test_matrix.c`, which also "
+    "writes this page:\n"
+    "`build/tests/train/test_matrix --write docs/COMPAT.md`). Pairs of meshes and schedules are in "
+    "[PARALLEL.md](PARALLEL.md), comparisons with\n"
     "other implementations in [PARITY.md](PARITY.md).\n\n";
 
 /* Rows and columns of the table: features that belong together by meaning. */
@@ -287,18 +300,26 @@ static const struct {
     const char *name;
     enum axis first, last;
 } columns[] = {
-    {"layer kinds", CORE, CORE},         {"groups, MTP", GROUP, MTP},          {"shared expert", SHARED, SHARED},
-    {"router settings", ROUTER, ROUTER}, {"model details", DROPOUT, ACCUMULATE}, {"GLU interleave", GLU, GLU},
-    {"streams, profile", PROFILE, STREAMS}, {"recompute policies", RECOMPUTE, RECOMPUTE},
+    {"layer kinds", CORE, CORE},
+    {"groups, MTP", GROUP, MTP},
+    {"shared expert", SHARED, SHARED},
+    {"router settings", ROUTER, ROUTER},
+    {"model details", DROPOUT, ACCUMULATE},
+    {"GLU interleave", GLU, GLU},
+    {"streams, profile", PROFILE, STREAMS},
+    {"recompute policies", RECOMPUTE, RECOMPUTE},
 };
 
-static bool in_column(int k, int f) { return !features[f].plain && features[f].axis >= columns[k].first && features[f].axis <= columns[k].last; }
+static bool in_column(int k, int f)
+{
+    return !features[f].plain && features[f].axis >= columns[k].first && features[f].axis <= columns[k].last;
+}
 
 /* Pairs of a feature of group r and one of group k: how many were trained, and which are refused. */
 static void print_cell(int r, int k, struct buf *out)
 {
     int trained = 0;
-    struct buf not;
+    struct buf not ;
     buf_init(&not, 0);
     for (int a = 0; a < N; a++)
         for (int b = 0; b < N; b++) {
@@ -311,8 +332,8 @@ static void print_cell(int r, int k, struct buf *out)
     if (trained == 0)
         buf_add(out, " one at a time |");
     else
-        buf_addf(out, " %s%d%s |", not.text == NULL ? "all " : "", trained, not.text != NULL ? not.text : "");
-    buf_release(&not);
+        buf_addf(out, " %s%d%s |", not .text == NULL ? "all " : "", trained, not .text != NULL ? not .text : "");
+    buf_release(&not );
 }
 
 static void print_groups(struct buf *out)
@@ -357,7 +378,8 @@ static void print_table(const struct design *d, struct buf *out)
     }
     buf_add(out, intro);
     buf_addf(out,
-             "%d features, %d pairs in %d models, %d pair%s refused. A cell says how many pairs of a feature on the left and one above were\n"
+             "%d features, %d pairs in %d models, %d pair%s refused. A cell says how many pairs of a feature on the "
+             "left and one above were\n"
              "trained; \"all\": each with each. \"one at a time\": these settings exclude each other.\n\n",
              shown, pairs, d->n, countof(refusals), countof(refusals) == 1 ? "" : "s");
     print_groups(out);
@@ -372,7 +394,8 @@ static void print_table(const struct design *d, struct buf *out)
                 print_options(a, out);
                 buf_add(out, " |\n");
             }
-    buf_add(out, "\nThe model that holds a pair: `build/tests/train/test_matrix --pair 'Mamba-2' 'recompute: mhc'` prints its options.\n");
+    buf_add(out, "\nThe model that holds a pair: `build/tests/train/test_matrix --pair 'Mamba-2' 'recompute: mhc'` "
+                 "prints its options.\n");
 }
 
 static int find_feature(const char *name)
@@ -398,7 +421,7 @@ static int print_pair(const struct design *d, const char *a_name, const char *b_
     return 0;
 }
 
-/* ---- tests --------------------------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void every_core_is_in_the_matrix(void **state)
 {

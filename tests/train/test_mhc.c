@@ -10,8 +10,10 @@
 
 enum { CURVE = 50, MIDDLE = 25, STEPS = 20 };
 
-static const char curve_options[] = "run.device=ref model.pattern=*-*-M- model.mhc_streams=4 model.dropout=0.1 plan.recompute_block=2 "
-                                    "plan.recompute=norm train.steps=50 model.mamba_head_dim=8 model.mamba_state=4 model.mamba_groups=1 model.mamba_chunk=4";
+static const char curve_options[] =
+    "run.device=ref model.pattern=*-*-M- model.mhc_streams=4 model.dropout=0.1 plan.recompute_block=2 "
+    "plan.recompute=norm train.steps=50 model.mamba_head_dim=8 model.mamba_state=4 "
+    "model.mamba_groups=1 model.mamba_chunk=4";
 
 /* Steps 1 to 25, a checkpoint, and from it steps 26 to 50. */
 static void make_curve(double *loss)
@@ -44,7 +46,8 @@ static uint64_t libm_fingerprint(void)
     uint64_t h = 0;
     for (int i = 0; i < 4096; i++) {
         double x = (i + 0.5) * 0.01 - 20.48;
-        const double v[] = {exp(x), log(fabs(x)), log1p(exp(-fabs(x))), expm1(x), tanh(x), erf(x), cos(x), sin(x), pow(1e4, x / 64)};
+        const double v[] = {exp(x), log(fabs(x)), log1p(exp(-fabs(x))), expm1(x), tanh(x), erf(x),
+                            cos(x), sin(x),       pow(1e4, x / 64)};
         h = hash64(v, sizeof v, h);
     }
     return h;
@@ -71,7 +74,7 @@ static void the_stored_curve_is_reproduced_bit_for_bit(void **state)
     assert_true(loss[CURVE - 1] < loss[0] - 0.5); /* it learns */
 }
 
-/* ---- schedules ---------------------------------------------------------------------------------------------------- */
+/* ---- schedules ------------------------------------------------------------------------------- */
 
 struct outcome {
     double loss[STEPS];
@@ -102,16 +105,23 @@ static void recompute_and_block_sizes_do_not_change_a_bit_of_training(void **sta
     (void)state;
     static const char *const models[] = {
         "model.pattern=*-*-*-*- model.mhc_streams=4 model.dropout=0.1",
-        ("model.pattern=*-*-M- model.mhc_streams=2 model.mhc_profile=s model.dropout=0.1 run.device=ref model.mamba_head_dim=8 "
+        ("model.pattern=*-*-M- model.mhc_streams=2 model.mhc_profile=s model.dropout=0.1 run.device=ref "
+         "model.mamba_head_dim=8 "
          "model.mamba_state=4 model.mamba_groups=1 model.mamba_chunk=4"),
-        "model.pattern=[*E][*-]-/*-/*- model.mhc_streams=3 model.experts=4 model.dropout=0.2 model.bias=on train.micro_batch=1",
+        "model.pattern=[*E][*-]-/*-/*- model.mhc_streams=3 model.experts=4 model.dropout=0.2 model.bias=on "
+        "train.micro_batch=1",
     };
     static const char *const policies[] = {
-        "plan.recompute_block=1",         "plan.recompute_block=2",
-        "plan.recompute_block=3",         "plan.recompute_block=auto",
-        "plan.recompute=mhc",             "plan.recompute=joint.*",
-        "plan.recompute=full",            "plan.recompute=full plan.recompute_block=2",
-        "plan.recompute=core_attn,norm",  "plan.recompute_granularity=full plan.recompute_block=3",
+        "plan.recompute_block=1",
+        "plan.recompute_block=2",
+        "plan.recompute_block=3",
+        "plan.recompute_block=auto",
+        "plan.recompute=mhc",
+        "plan.recompute=joint.*",
+        "plan.recompute=full",
+        "plan.recompute=full plan.recompute_block=2",
+        "plan.recompute=core_attn,norm",
+        "plan.recompute_granularity=full plan.recompute_block=3",
         "plan.recompute_granularity=selective plan.recompute=mhc plan.recompute_block=2",
         "plan.recompute_block=2 plan.delay_dw=on plan.random_lanes=3 plan.poison=on",
     };
@@ -138,8 +148,10 @@ static void recompute_and_block_sizes_do_not_change_a_bit_of_training(void **sta
 static void planned_bytes_are_allocated_bytes(void **state)
 {
     (void)state;
-    static const char *const cases[] = {"model.mhc_streams=4", "model.mhc_streams=4 model.pattern=*-*-*- plan.recompute_block=2",
-                                        "model.mhc_streams=2 model.pattern=*-*-/*- plan.recompute=mhc model.dropout=0.1"};
+    static const char *const cases[] = {"model.mhc_streams=4",
+                                        "model.mhc_streams=4 model.pattern=*-*-*- plan.recompute_block=2",
+                                        "model.mhc_streams=2 model.pattern=*-*-/*- plan.recompute=mhc "
+                                        "model.dropout=0.1"};
     struct playground pg;
     playground_open(&pg);
     for (int i = 0; i < countof(cases); i++) {
@@ -160,7 +172,7 @@ static void planned_bytes_are_allocated_bytes(void **state)
     playground_close(&pg);
 }
 
-/* ---- the stored curve ----------------------------------------------------------------------------------------------- */
+/* ---- the stored curve ------------------------------------------------------------------------ */
 
 static void print_curve(void)
 {

@@ -26,8 +26,7 @@ static double *second_document(struct tiny *t, uint64_t key, bool masked, int64_
     int32_t tokens[LENGTH], labels[LENGTH], pos[LENGTH], doc[LENGTH];
     static const double mtp_scale[MTP_MAX_DEPTHS] = {0};
     for (int i = 0; i < LENGTH; i++) {
-        tokens[i] =
-            (int32_t)rng_below(i < CUT ? key : 7, (uint64_t)i, (uint64_t)t->c.model.vocab - 1);
+        tokens[i] = (int32_t)rng_below(i < CUT ? key : 7, (uint64_t)i, (uint64_t)t->c.model.vocab - 1);
         labels[i] = 1;
         pos[i] = masked && i >= CUT ? i - CUT : i;
         doc[i] = masked && i >= CUT ? CUT : 0;
@@ -41,8 +40,7 @@ static double *second_document(struct tiny *t, uint64_t key, bool masked, int64_
                            .pos = pos,
                            .doc_start = doc};
     assert_ok(exec_run(&t->x, &t->train.p, &run, &t->e), &t->e);
-    struct tensor all = model_slot(&t->m, &t->train, t->train.logits),
-                  rows = tensor_rows(&all, CUT, LENGTH - CUT);
+    struct tensor all = model_slot(&t->m, &t->train, t->train.logits), rows = tensor_rows(&all, CUT, LENGTH - CUT);
     *n = tensor_elems(&rows);
     double *out = malloc((size_t)*n * sizeof *out);
     assert_non_null(out);
@@ -83,9 +81,7 @@ static void a_document_does_not_see_the_one_before_it(void **state)
                              leaked);
             }
             if (differing(models[i], kinds[k], "") == 0)
-                fail_msg(
-                    "%s: without a mask nothing depends on the first document; the test is blind",
-                    models[i]);
+                fail_msg("%s: without a mask nothing depends on the first document; the test is blind", models[i]);
         }
 }
 

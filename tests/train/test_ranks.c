@@ -1,12 +1,12 @@
-/* train/: many ranks, as threads of this process, against one rank: losses, updates, checkpoints of any mesh on any other,
- * resuming, stopping, failing. Assertions stay in the main thread: a rank only returns. */
+/* train/: many ranks, as threads of this process, against one rank: losses, updates, checkpoints of any mesh on any
+ * other, resuming, stopping, failing. Assertions stay in the main thread: a rank only returns. */
 #include "run.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
 
-/* ---- meshes ---------------------------------------------------------------------------------------------------------- */
+/* ---- meshes ---------------------------------------------------------------------------------- */
 
 /* A mesh is a number of ranks and the options that divide them. All have the same global batch and microbatch. */
 struct mesh_case {
@@ -50,19 +50,23 @@ static const struct mesh_case deep_meshes[] = {
     {"pp2 dp2 zero 2", 4, "parallel.pp=2 parallel.zero=2"},
 };
 static const struct model_case models[] = {
-    {"odd sizes", "model.pattern=*-*- model.hidden=18 model.heads=3 model.ffn=25 model.bias=on model.qk_norm=on", dense_meshes,
-     countof(dense_meshes)},
+    {"odd sizes", "model.pattern=*-*- model.hidden=18 model.heads=3 model.ffn=25 model.bias=on model.qk_norm=on",
+     dense_meshes, countof(dense_meshes)},
     {"experts",
-     "model.pattern=*E-E model.experts=4 model.topk=2 model.expert_ffn=12 model.router_score=sigmoid model.router_bias=on model.seq_aux_loss=0.01",
+     "model.pattern=*E-E model.experts=4 model.topk=2 model.expert_ffn=12 model.router_score=sigmoid "
+     "model.router_bias=on model.seq_aux_loss=0.01",
      expert_meshes, countof(expert_meshes)},
     /* Documents within samples: how many labels count differs from rank to rank. */
-    {"deep", "model.pattern=*-*-/*- model.tied=on model.mtp_scale=0.3 model.dropout=0.1 data.eod=on data.eod_mask=on model.vocab=257", deep_meshes,
-     countof(deep_meshes)},
+    {"deep",
+     "model.pattern=*-*-/*- model.tied=on model.mtp_scale=0.3 model.dropout=0.1 data.eod=on data.eod_mask=on "
+     "model.vocab=257",
+     deep_meshes, countof(deep_meshes)},
 };
 
-static const char *const common = "train.micro_batch=1 train.global_batch=12 train.seq=8 train.clip=0.5 run.save_every=0 run.keep=0";
+static const char *const common =
+    "train.micro_batch=1 train.global_batch=12 train.seq=8 train.clip=0.5 run.save_every=0 run.keep=0";
 
-/* ---- running ----------------------------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 enum { MOST_STEPS = 32 };
 struct job {
@@ -70,7 +74,7 @@ struct job {
     const char *from; /* run folder or NULL */
     int steps;        /* taken here; -1: trainer_run */
     bool save, replan;
-    int poison_rank;  /* a parameter of this rank becomes NaN; -1: of none */
+    int poison_rank; /* a parameter of this rank becomes NaN; -1: of none */
     /* what came out */
     double loss[MOST_STEPS], norm[MOST_STEPS], eval, bits;
     int64_t eval_buffer; /* rows that a buffer between ranks holds in evaluation; 0: there is none */
@@ -174,7 +178,8 @@ static void write_documents(const struct playground *pg)
 }
 
 /* A config of one model on one mesh, saving into folder `run` of the playground. */
-static void mesh_config(struct config *c, struct playground *pg, const char *run, const char *model, const struct mesh_case *m, const char *more)
+static void mesh_config(struct config *c, struct playground *pg, const char *run, const char *model,
+                        const struct mesh_case *m, const char *more)
 {
     char options[1200];
     free(pg->run);
@@ -188,8 +193,8 @@ static void mesh_config(struct config *c, struct playground *pg, const char *run
 }
 
 /* Steps on a mesh, from a checkpoint or the start, saved; returns what came out. */
-static struct job run_on(struct playground *pg, const char *run, const char *model, const struct mesh_case *m, const char *from, int steps,
-                         const char *more)
+static struct job run_on(struct playground *pg, const char *run, const char *model, const struct mesh_case *m,
+                         const char *from, int steps, const char *more)
 {
     struct config c;
     struct err e = {0};
@@ -203,7 +208,7 @@ static struct job run_on(struct playground *pg, const char *run, const char *mod
     return j;
 }
 
-/* ---- comparing checkpoints ------------------------------------------------------------------------------------------------- */
+/* ---- comparing checkpoints ------------------------------------------------------------------- */
 
 /* Largest difference of parameters (and moments); -1: the keys differ. equal: bit for bit. */
 static double compare_runs(const char *a, const char *b, bool *equal)
@@ -245,7 +250,7 @@ static void assert_near(const double *a, const double *b, int n, double bound, c
             fail_msg("%s, step %d: %.17g and %.17g", what, i + 1, a[i], b[i]);
 }
 
-/* ---- tests ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 /* In double what remains are orders of sums; fp32 is as the promise says. */
 static void every_mesh_learns_like_one_rank(void **state)
@@ -297,15 +302,16 @@ static void evaluation_is_the_same_number_on_every_mesh(void **state)
     double want = 0;
     playground_open(&pg);
     for (int j = 0; j < countof(dense_meshes); j++) {
-        struct job got = run_on(&pg, "eval", models[0].options, &dense_meshes[j], NULL, 0, "data.split=70,30 train.eval_batches=5");
+        struct job got =
+            run_on(&pg, "eval", models[0].options, &dense_meshes[j], NULL, 0, "data.split=70,30 train.eval_batches=5");
         want = j == 0 ? got.eval : want;
         assert_true(want > 1 && got.eval == want);
     }
     playground_close(&pg);
 }
 
-/* The eval plan, too, takes only the room between ranks that it is given; it grows on all of them where that is too little, and
- * nothing is dropped. 8 rows with 2 choices each for 4 ranks: 8 rows at most, 4 are an even share. */
+/* The eval plan, too, takes only the room between ranks that it is given; it grows on all of them where that is too
+ * little, and nothing is dropped. 8 rows with 2 choices each for 4 ranks: 8 rows at most, 4 are an even share. */
 static void evaluation_keeps_to_the_capacity(void **state)
 {
     (void)state;
@@ -320,7 +326,8 @@ static void evaluation_keeps_to_the_capacity(void **state)
                  {{"tight stages", 4, "parallel.ep=2 parallel.pp=2 parallel.ep_capacity=0.1"}, 1, true}};
     playground_open(&pg);
     for (int i = 0; i < countof(cases); i++) {
-        struct job got = run_on(&pg, "eval", models[1].options, &cases[i].mesh, NULL, 0, "run.device=ref data.split=70,30 train.eval_batches=5");
+        struct job got = run_on(&pg, "eval", models[1].options, &cases[i].mesh, NULL, 0,
+                                "run.device=ref data.split=70,30 train.eval_batches=5");
         want = i == 0 ? got.eval : want;
         assert_true(want > 1);
         assert_near(&want, &got.eval, 1, i == 1 ? 0 : 1e-12, cases[i].mesh.name);
@@ -335,7 +342,8 @@ static void evaluation_keeps_to_the_capacity(void **state)
 static void sharding_and_buckets_change_no_bit(void **state)
 {
     (void)state;
-    static const char *const ways[] = {"", "parallel.zero=off", "parallel.bucket_mb=0.001", "parallel.zero=off parallel.bucket_mb=0.003",
+    static const char *const ways[] = {"", "parallel.zero=off", "parallel.bucket_mb=0.001",
+                                       "parallel.zero=off parallel.bucket_mb=0.003",
                                        "plan.random_lanes=7 plan.poison=on parallel.bucket_mb=0.002"};
     static const struct {
         int model, ranks;
@@ -359,14 +367,15 @@ static void sharding_and_buckets_change_no_bit(void **state)
             if (w == 1)
                 all = got.optim_bytes[0];
             if (w == 2)
-                assert_true(got.optim_bytes[0] < all / cases[i].ranks + 64 * 1024 && got.optim_bytes[0] >= all / cases[i].ranks);
+                assert_true(got.optim_bytes[0] < all / cases[i].ranks + 64 * 1024 &&
+                            got.optim_bytes[0] >= all / cases[i].ranks);
         }
     }
     playground_close(&pg);
 }
 
-/* What a rank keeps does not change a bit. With one microbatch on each rank all levels take the same sums; with several, 0 and 1 add up
- * microbatches before ranks, 2 and 3 ranks before microbatches. */
+/* What a rank keeps does not change a bit. With one microbatch on each rank all levels take the same sums; with
+ * several, 0 and 1 add up microbatches before ranks, 2 and 3 ranks before microbatches. */
 static void zero_levels_give_the_same_bits(void **state)
 {
     (void)state;
@@ -394,7 +403,8 @@ static void zero_levels_give_the_same_bits(void **state)
     playground_close(&pg);
 }
 
-/* Rounded to bf16 to travel: the run is another one, by about as much as such a rounding, on every level by the same bits. */
+/* Rounded to bf16 to travel: the run is another one, by about as much as such a rounding, on every level by the same
+ * bits. */
 static void bf16_reduction_is_the_same_on_every_level(void **state)
 {
     (void)state;
@@ -404,7 +414,8 @@ static void bf16_reduction_is_the_same_on_every_level(void **state)
     for (int zero = -1; zero < 4; zero++) {
         char run[32], options[96];
         snprintf(run, sizeof run, "bf16 %d", zero);
-        snprintf(options, sizeof options, "parallel.zero=%d parallel.reduce=%s", zero < 0 ? 1 : zero, zero < 0 ? "fp32" : "bf16");
+        snprintf(options, sizeof options, "parallel.zero=%d parallel.reduce=%s", zero < 0 ? 1 : zero,
+                 zero < 0 ? "fp32" : "bf16");
         struct mesh_case m = {run, 3, options};
         struct job got = run_on(&pg, run, models[0].options, &m, NULL, 4, "train.global_batch=3");
         if (zero < 0)
@@ -416,8 +427,8 @@ static void bf16_reduction_is_the_same_on_every_level(void **state)
     playground_close(&pg);
 }
 
-/* From each mesh to each: parameters and moments arrive bit for bit, and a run that stays on its mesh goes on as if it had not
- * stopped. */
+/* From each mesh to each: parameters and moments arrive bit for bit, and a run that stays on its mesh goes on as if it
+ * had not stopped. */
 static void any_checkpoint_loads_on_any_mesh(void **state)
 {
     (void)state;
@@ -476,7 +487,8 @@ static void a_bad_value_on_one_rank_concerns_all(void **state)
     struct err e = {0};
     const struct mesh_case m = {"dp3", 3, ""};
     playground_open(&pg);
-    mesh_config(&c, &pg, "skip", models[0].options, &m, "train.nonfinite=skip parallel.zero=0"); /* else its owner's value replaces it */
+    /* else its owner's value replaces it */
+    mesh_config(&c, &pg, "skip", models[0].options, &m, "train.nonfinite=skip parallel.zero=0");
     struct job j = {.cfg = &c, .steps = 3, .poison_rank = 1};
     assert_ok(run_job(&j, m.ranks, &e), &e);
     for (int r = 0; r < m.ranks; r++)
@@ -546,7 +558,8 @@ static void the_log_of_several_ranks_is_that_of_one(void **state)
     for (int i = 0; i < countof(expert_meshes); i++) {
         struct config c;
         struct err e = {0};
-        mesh_config(&c, &pg, expert_meshes[i].name, models[1].options, &expert_meshes[i], "train.steps=2 train.warmup=0 run.device=ref train.lr=1e-9");
+        mesh_config(&c, &pg, expert_meshes[i].name, models[1].options, &expert_meshes[i],
+                    "train.steps=2 train.warmup=0 run.device=ref train.lr=1e-9");
         struct job j = {.cfg = &c, .steps = -1, .poison_rank = -1};
         assert_ok(run_job(&j, expert_meshes[i].ranks, &e), &e);
         config_release(&c);
@@ -587,7 +600,8 @@ static void what_cannot_be_is_refused(void **state)
     for (int i = 0; i < countof(whole); i++) {
         snprintf(more, sizeof more, "train.replay_routes=%s/routes", pg.dir);
         mesh_config(&c, &pg, "routes", models[1].options, &whole[i], more);
-        assert_fails(run_job(&j, whole[i].ranks, &e), ST_USAGE, &e, "train.replay_routes is set, but microbatches of a step run as one plan");
+        assert_fails(run_job(&j, whole[i].ranks, &e), ST_USAGE, &e,
+                     "train.replay_routes is set, but microbatches of a step run as one plan");
         config_release(&c);
     }
     /* A file that cannot be read stops all ranks at the start. */
@@ -603,7 +617,10 @@ static void routes_of_one_rank_are_followed_by_many(void **state)
 {
     (void)state;
     enum { STEPS = 4 };
-    static const struct mesh_case meshes[] = {{"one", 1, ""}, {"dp2", 2, ""}, {"ep2 of 4", 4, "parallel.ep=2"}, {"tight", 4, "parallel.ep=4 parallel.ep_capacity=0.3"}};
+    static const struct mesh_case meshes[] = {{"one", 1, ""},
+                                              {"dp2", 2, ""},
+                                              {"ep2 of 4", 4, "parallel.ep=2"},
+                                              {"tight", 4, "parallel.ep=4 parallel.ep_capacity=0.3"}};
     struct playground pg;
     struct job one = {0};
     char more[200];
@@ -628,7 +645,9 @@ int main(void)
         cmocka_unit_test(every_mesh_learns_like_one_rank),
         cmocka_unit_test(evaluation_is_the_same_number_on_every_mesh),
         cmocka_unit_test(evaluation_keeps_to_the_capacity),
-        cmocka_unit_test(sharding_and_buckets_change_no_bit), cmocka_unit_test(zero_levels_give_the_same_bits), cmocka_unit_test(bf16_reduction_is_the_same_on_every_level),
+        cmocka_unit_test(sharding_and_buckets_change_no_bit),
+        cmocka_unit_test(zero_levels_give_the_same_bits),
+        cmocka_unit_test(bf16_reduction_is_the_same_on_every_level),
         cmocka_unit_test(any_checkpoint_loads_on_any_mesh),
         cmocka_unit_test(planning_again_changes_nothing),
         cmocka_unit_test(a_bad_value_on_one_rank_concerns_all),

@@ -42,10 +42,7 @@ static void mutant_D_depths_are_counted_twice(struct reported *r)
 }
 
 /* The mean is taken over all layers, of which some have no router. */
-static void mutant_D_every_layer_counts(struct reported *r)
-{
-    scale(r, (double)routers(r) / r->layers);
-}
+static void mutant_D_every_layer_counts(struct reported *r) { scale(r, (double)routers(r) / r->layers); }
 
 /* Sums over microbatches are reported as if there were one. */
 static void mutant_D_microbatches_are_not_counted(struct reported *r) { scale(r, MICROBATCHES); }
@@ -101,8 +98,7 @@ static void check_run(const char *pattern, struct reported out[2])
                                    .depths = p->n_mtp_depths,
                                    .layers = p->n_layers + p->n_mtp_layers * p->n_mtp_depths};
         read_reported(&out[k], text, tags[k]);
-        for (int i = 0; i < t.model.metrics.n;
-             i++) { /* nine digits are printed, all must be right */
+        for (int i = 0; i < t.model.metrics.n; i++) { /* nine digits are printed, all must be right */
             const struct metric *m = &t.model.metrics.m[i];
             const char *slot = t.model.mem.base[ARENA_STATE] + m->offset;
             if (strcmp(m->tag, tags[k]) == 0)
@@ -119,9 +115,9 @@ static void check_run(const char *pattern, struct reported out[2])
 static void ones_in_every_slot_are_reported_as_one(void **state)
 {
     (void)state;
-    static void (*const mutants[])(struct reported *) = {
-        mutant_D_depths_are_counted_twice, mutant_D_depths_are_left_out,
-        mutant_D_every_layer_counts, mutant_D_microbatches_are_not_counted};
+    static void (*const mutants[])(struct reported *) = {mutant_D_depths_are_counted_twice,
+                                                         mutant_D_depths_are_left_out, mutant_D_every_layer_counts,
+                                                         mutant_D_microbatches_are_not_counted};
     static const struct {
         const char *pattern;
         int right, wrong; /* divisors: as it should be, and with depths counted twice */

@@ -1,5 +1,5 @@
-/* train/routes.c: what is recorded is what was chosen, a replay of one's own choices changes nothing, a replay of others'
- * changes the run, and files that do not fit are refused. */
+/* train/routes.c: what is recorded is what was chosen, a replay of one's own choices changes nothing, a replay of
+ * others' changes the run, and files that do not fit are refused. */
 #include "run.h"
 
 #include <math.h>
@@ -7,7 +7,8 @@
 #define EXPERTS "model.pattern=*E*E model.experts=6 model.topk=2 model.expert_ffn=16 model.aux_loss=0.01 "
 
 /* Losses of n steps and the parameters after them; record, replay: file names in the playground or NULL. */
-static void train(const struct playground *pg, const char *options, const char *record, const char *replay, int n, double *losses, struct snapshot *s)
+static void train(const struct playground *pg, const char *options, const char *record, const char *replay, int n,
+                  double *losses, struct snapshot *s)
 {
     struct config c;
     struct err e = {0};
@@ -72,8 +73,10 @@ static void a_replay_of_the_same_run_gives_its_bits(void **state)
     (void)state;
     own_choices_change_nothing(EXPERTS);
     own_choices_change_nothing(EXPERTS "run.device=ref");
-    own_choices_change_nothing(EXPERTS "model.router_score=sigmoid model.router_bias=on model.router_capacity=0.7 model.seq_aux_loss=0.01");
-    own_choices_change_nothing("model.pattern=*E/*E model.experts=6 model.topk=3 model.expert_ffn=16 model.router_pre_softmax=on plan.recompute=full");
+    own_choices_change_nothing(
+        EXPERTS "model.router_score=sigmoid model.router_bias=on model.router_capacity=0.7 model.seq_aux_loss=0.01");
+    own_choices_change_nothing("model.pattern=*E/*E model.experts=6 model.topk=3 model.expert_ffn=16 "
+                               "model.router_pre_softmax=on plan.recompute=full");
 }
 
 /* Samples have places of their own in the file, however they were grouped. */
@@ -143,10 +146,11 @@ static void files_that_do_not_fit_are_refused(void **state)
     train(&pg, EXPERTS, "routes", NULL, 2, a, &s);
     snapshot_free(&s);
     assert_int_equal(status_of(&pg, EXPERTS, "routes", 2), ST_OK);
-    assert_int_equal(status_of(&pg, EXPERTS, "routes", 3), ST_INVALID);                   /* a step more than recorded */
-    assert_int_equal(status_of(&pg, EXPERTS "model.topk=3", "routes", 1), ST_INVALID);    /* other choices */
+    /* a step more than recorded */
+    assert_int_equal(status_of(&pg, EXPERTS, "routes", 3), ST_INVALID);
+    assert_int_equal(status_of(&pg, EXPERTS "model.topk=3", "routes", 1), ST_INVALID);       /* other choices */
     assert_int_equal(status_of(&pg, EXPERTS "model.pattern=E*E*", "routes", 1), ST_INVALID); /* other layers */
-    assert_int_equal(status_of(&pg, EXPERTS, "text.txt", 1), ST_INVALID);                 /* another file */
+    assert_int_equal(status_of(&pg, EXPERTS, "text.txt", 1), ST_INVALID);                    /* another file */
     assert_int_equal(status_of(&pg, EXPERTS, "missing", 1), ST_IO);
     assert_int_equal(status_of(&pg, "model.pattern=*-", "routes", 1), ST_USAGE); /* nothing to route */
     char *path = path_join(pg.dir, "short");
@@ -166,10 +170,12 @@ static void only_training_follows_a_file(void **state)
     double worst;
     playground_open(&pg);
     run_config(&c, &pg, EXPERTS "train.replay_routes=routes");
-    assert_fails(model_gradcheck(&c, 1, NULL, NULL, &worst, &e), ST_USAGE, &e, "train.replay_routes is set, but gradcheck takes no steps");
+    assert_fails(model_gradcheck(&c, 1, NULL, NULL, &worst, &e), ST_USAGE, &e,
+                 "train.replay_routes is set, but gradcheck takes no steps");
     config_release(&c);
     run_config(&c, &pg, EXPERTS "train.record_routes=routes");
-    assert_fails(routes_refuse(&c, "braid grads", &e), ST_USAGE, &e, "train.record_routes is set, but braid grads takes no steps");
+    assert_fails(routes_refuse(&c, "braid grads", &e), ST_USAGE, &e,
+                 "train.record_routes is set, but braid grads takes no steps");
     config_release(&c);
     playground_close(&pg);
 }

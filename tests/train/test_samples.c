@@ -39,8 +39,7 @@ static int losses_of(const char *metrics, struct buf *out)
         static const char *const key[] = {"loss", "val_loss"};
         for (int i = 0; i < countof(key); i++)
             if (json_object_get(rec, key[i]) != NULL)
-                buf_addf(out, "%s %.17g\n", key[i],
-                         json_number_value(json_object_get(rec, key[i])));
+                buf_addf(out, "%s %.17g\n", key[i], json_number_value(json_object_get(rec, key[i])));
         if (event != NULL && strcmp(event, "sample") == 0) {
             assert_true(strlen(json_string_value(json_object_get(rec, "text"))) > 0);
             samples++;

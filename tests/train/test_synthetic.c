@@ -6,12 +6,12 @@
 
 /* Untied, and one head as wide as the model: with tied embeddings or four heads of 8, attention
  * finds the lookup late, and for some seeds not in hundreds of updates. */
-#define COMMON                                                                                     \
-    "model.hidden=32 model.ffn=64 model.heads=1 model.kv_heads=1 model.tied=off "                  \
-    "model.init_std=0.1 "                                                                          \
-    "model.mamba_head_dim=16 model.mamba_state=16 model.mamba_chunk=20 "                           \
-    "model.gdn_value_heads=4 model.gdn_key_heads=4 model.gdn_key_dim=16 model.gdn_value_dim=16 "   \
-    "model.gdn_chunk=16 train.micro_batch=32 "                                                     \
+#define COMMON                                                                                                         \
+    "model.hidden=32 model.ffn=64 model.heads=1 model.kv_heads=1 model.tied=off "                                      \
+    "model.init_std=0.1 "                                                                                              \
+    "model.mamba_head_dim=16 model.mamba_state=16 model.mamba_chunk=20 "                                               \
+    "model.gdn_value_heads=4 model.gdn_key_heads=4 model.gdn_key_dim=16 model.gdn_value_dim=16 "                       \
+    "model.gdn_chunk=16 train.micro_batch=32 "                                                                         \
     "train.schedule=constant train.warmup=20 train.lr=5e-3 train.weight_decay=0 run.seed=1 "
 
 /* ---- the tasks ------------------------------------------------------------------------------- */
@@ -59,15 +59,7 @@ static void recall_row(uint64_t key, int32_t *tokens, int32_t *labels)
 
 /* SLOTS symbols, COPIED of them with a mark before them; after the separator the marked ones in
  * order. Noise and copied symbols are of one alphabet: only the mark tells them apart. */
-enum {
-    SYMBOLS = 8,
-    MARK = SYMBOLS,
-    SEPARATOR,
-    COPY_VOCAB,
-    SLOTS = 12,
-    COPIED = 4,
-    COPY_SEQ = SLOTS + 2 * COPIED
-};
+enum { SYMBOLS = 8, MARK = SYMBOLS, SEPARATOR, COPY_VOCAB, SLOTS = 12, COPIED = 4, COPY_SEQ = SLOTS + 2 * COPIED };
 
 static void copy_row(uint64_t key, int32_t *tokens, int32_t *labels)
 {
@@ -155,14 +147,12 @@ static void learner_close(struct learner *l)
 }
 
 /* Runs a plan on batch number `batch` of the stream `name`. */
-static void run_batch(struct learner *l, const struct model_plan *plan, const char *name,
-                      int64_t batch)
+static void run_batch(struct learner *l, const struct model_plan *plan, const char *name, int64_t batch)
 {
     int64_t seq = l->c.train.seq, n = l->c.train.micro_batch;
     uint64_t stream = rng_key(1, name);
     for (int64_t i = 0; i < n; i++)
-        l->task(rng_key(stream + (uint64_t)(batch * n + i), "row"), l->tokens + i * seq,
-                l->labels + i * seq);
+        l->task(rng_key(stream + (uint64_t)(batch * n + i), "row"), l->tokens + i * seq, l->labels + i * seq);
     l->answers = 0;
     for (int64_t i = 0; i < l->rows; i++)
         l->answers += l->labels[i] >= 0;
@@ -247,8 +237,7 @@ static double learned(const struct task *task, const char *pattern, int64_t step
     for (int64_t step = 0; step < steps && share < 0.98; step += EVERY) {
         learn(&l, step, step + EVERY);
         share = accuracy(&l);
-        print_message("%s after %d updates: %.1f %% right\n", pattern, (int)step + EVERY,
-                      100 * share);
+        print_message("%s after %d updates: %.1f %% right\n", pattern, (int)step + EVERY, 100 * share);
     }
     learner_close(&l);
     return share;

@@ -77,8 +77,7 @@ static void check_run(struct trainer *t, const struct corpus *c)
     int64_t valid = dataset_tokens(t->valid_data), batches = (valid - 1) / 16 / 2;
     assert_int_equal(r.tokens, batches * 32);
     assert_int_equal(r.tokens_total, valid);
-    assert_true(r.bytes >
-                (double)r.tokens); /* more than a byte a token, as no special token is among them */
+    assert_true(r.bytes > (double)r.tokens); /* more than a byte a token, as no special token is among them */
     assert_true(fabs(r.bits_per_byte - r.loss * (double)r.tokens / (log(2.0) * r.bytes)) < 1e-9);
     /* The same bytes, counted from the file's ids by hand. */
     double bytes = 0;
@@ -104,9 +103,8 @@ static void token_files_train_and_evaluate(void **state)
         char options[128];
         playground_open(&p);
         char *path = write_tokens(&corpus, &p, (enum kind)kind);
-        snprintf(
-            options, sizeof options,
-            "model.vocab=%d data.split=80,20 train.eval_batches=all run.dir=", corpus.tok.vocab);
+        snprintf(options, sizeof options,
+                 "model.vocab=%d data.split=80,20 train.eval_batches=all run.dir=", corpus.tok.vocab);
         run_config(&c, &p, options);
         assert_ok(config_set(&c, "data.tokenizer", TOKENIZER, NULL, &e), &e);
         assert_ok(config_set(&c, "data.train", path, NULL, &e), &e);
@@ -146,16 +144,14 @@ static void checkpoints_carry_the_tokenizer(void **state)
     assert_ok(ckpt_open(&ck, p.run, &e), &e);
     const char *text = ckpt_config_text(ck);
     assert_ok(config_init(&other, &e), &e);
-    assert_ok(config_load_saved(&other, text, strlen(text), "saved", CFG_SAVED_MODEL, NULL, &e),
-              &e);
+    assert_ok(config_load_saved(&other, text, strlen(text), "saved", CFG_SAVED_MODEL, NULL, &e), &e);
     assert_string_equal(other.data.tokenizer, copy);
     assert_ok(tokenizer_of_checkpoint(&other, ck, true, &e), &e);
     assert_true(str_ends(other.data.tokenizer, "/tokenizer.json"));
     assert_ok(file_read(other.data.tokenizer, 1 << 20, &saved, &n_saved, &e), &e);
     assert_int_equal(n, n_saved);
     assert_memory_equal(bytes, saved, n);
-    assert_ok(config_set(&other, "data.tokenizer", "mine.json", NULL, &e),
-              &e); /* a user's choice stays */
+    assert_ok(config_set(&other, "data.tokenizer", "mine.json", NULL, &e), &e); /* a user's choice stays */
     assert_ok(tokenizer_of_checkpoint(&other, ck, false, &e), &e);
     assert_string_equal(other.data.tokenizer, "mine.json");
     ckpt_close(ck);

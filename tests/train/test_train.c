@@ -53,8 +53,7 @@ static void a_resumed_run_equals_a_straight_one_bit_for_bit(void **state)
 {
     (void)state;
     resume_equals_straight("model.dropout=0.1");
-    resume_equals_straight(
-        "model.dropout=0.1 run.device=ref model.pattern=*-* model.qk_norm=on model.bias=on");
+    resume_equals_straight("model.dropout=0.1 run.device=ref model.pattern=*-* model.qk_norm=on model.bias=on");
     resume_equals_straight("model.dropout=0.2 data.eod=on data.eod_mask=on model.vocab=257 "
                            "plan.recompute=full train.schedule=wsd");
     resume_equals_straight("model.pattern=*-*- model.mhc_streams=4 model.dropout=0.1 plan.recompute_block=2");
@@ -75,11 +74,9 @@ static void a_bad_value_stops_the_run_and_names_its_node(void **state)
     (void)state;
     static const struct poisoned cases[] = {
         {"decoder.layers.1.mlp.linear_fc1.weight", NAN, "written by node 1.mlp.fc1 (fwd)"},
-        {"decoder.layers.0.self_attention.linear_proj.weight", INFINITY,
-         "written by node 0.attn.proj (fwd)"},
+        {"decoder.layers.0.self_attention.linear_proj.weight", INFINITY, "written by node 0.attn.proj (fwd)"},
         {"decoder.final_norm.weight", NAN, "written by node 2.joint.joint (fwd)"},
-        {"decoder.layers.0.self_attention.linear_qkv.weight", -INFINITY,
-         "written by node 0.attn.qkv (fwd)"},
+        {"decoder.layers.0.self_attention.linear_qkv.weight", -INFINITY, "written by node 0.attn.qkv (fwd)"},
     };
     struct playground pg;
     playground_open(&pg);
@@ -126,8 +123,7 @@ static void skipping_counts_and_changes_nothing(void **state)
     run_config(&c, &pg, "train.nonfinite=skip");
     assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
     run_steps(&t, 1, NULL);
-    struct tensor p = model_param(
-        &t.model, param_find(&t.model.params, "decoder.layers.1.mlp.linear_fc2.weight"));
+    struct tensor p = model_param(&t.model, param_find(&t.model.params, "decoder.layers.1.mlp.linear_fc2.weight"));
     double good = tensor_get(&p, 0);
     tensor_set(&p, 0, NAN);
     snapshot_take(&before, &t);
@@ -169,8 +165,7 @@ static void direct_eval(struct trainer *t, double *loss, double *bits)
     assert_ok(model_init(&direct.m, t->cfg, &t->dev, &e), &e);
     assert_ok(model_plan_build(&direct.m, &direct.train, &o, &e), &e);
     assert_ok(model_commit(&direct.m, plans, 1, &e), &e);
-    memcpy(direct.m.mem.base[ARENA_PARAM], t->model.mem.base[ARENA_PARAM],
-           (size_t)t->model.mem.allocated[ARENA_PARAM]);
+    memcpy(direct.m.mem.base[ARENA_PARAM], t->model.mem.base[ARENA_PARAM], (size_t)t->model.mem.allocated[ARENA_PARAM]);
     exec_init(&direct.x, &t->dev);
     assert_ok(exec_prepare(&direct.x, &direct.train.p, &e), &e);
     for (int64_t k = 0; k < t->cfg->train.eval_batches; k++) {
@@ -272,8 +267,7 @@ static void it_learns_a_repetitive_text(void **state)
     double loss[STEPS];
     char options[512];
     playground_open(&pg);
-    snprintf(options, sizeof options, "data.train=%s train.steps=%d train.lr=2e-2 run.threads=2",
-             pg.dull, STEPS);
+    snprintf(options, sizeof options, "data.train=%s train.steps=%d train.lr=2e-2 run.threads=2", pg.dull, STEPS);
     run_config(&c, &pg, options);
     assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
     run_steps(&t, STEPS, loss);

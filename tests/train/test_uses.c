@@ -324,8 +324,7 @@ static const char base[] =
     "train.global_batch=4 "
     "train.steps=40 run.threads=1 run.quiet=on run.tensorboard=off run.report=off";
 
-/* ---- what a model does
- * ------------------------------------------------------------------------------------------------ */
+/* ---- what a model does ----------------------------------------------------------------------- */
 
 static uint64_t mixed(uint64_t h, const void *data, size_t n)
 {
@@ -369,8 +368,7 @@ out:
     return st;
 }
 
-/* ---- one option
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- one option ------------------------------------------------------------------------------ */
 
 static void set_all(struct config *c, const char *options, char kind)
 {
@@ -473,14 +471,14 @@ static void every_option_is_in_one_of_the_lists(void **state)
         for (int k = 0; k < countof(elsewhere); k++)
             found += strcmp(elsewhere[k], config_option_name(i)) == 0;
         if (found == 0)
-            fprintf(stderr, "%s: add a row here, and where not every model reads it one in config/uses.c\n", config_option_name(i));
+            fprintf(stderr, "%s: add a row here, and where not every model reads it one in config/uses.c\n",
+                    config_option_name(i));
         missing += found == 0;
     }
     assert_int_equal(missing, 0);
 }
 
-/* ---- who is told
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- who is told ----------------------------------------------------------------------------- */
 
 /* A config that a run wrote holds every option with its number; reading it back must not look like a wish. */
 static void written_configs_are_no_wishes(void **state)

@@ -1,4 +1,5 @@
-/* braid verify: all variants agree for a model with every kind of layer, and what is wrong on purpose is found and named. */
+/* braid verify: all variants agree for a model with every kind of layer, and what is wrong on purpose is found and
+ * named. */
 #include "support.h"
 
 #include "train/verify.h"
@@ -63,7 +64,7 @@ static const struct verify_case *variant_named(const char *name)
     return NULL;
 }
 
-/* ---- everything right ------------------------------------------------------------------------------------------------- */
+/* ---- everything right ------------------------------------------------------------------------ */
 
 static void run_ways(struct fixture *f, const struct verify_case *variants, int n)
 {
@@ -73,8 +74,8 @@ static void run_ways(struct fixture *f, const struct verify_case *variants, int 
             continue;
         assert_ok(verify_run(f->v, &variants[i], NULL, &row, &f->e), &f->e);
         if (row.outcome > VERIFY_CLOSE)
-            fail_msg("%s: loss %g, norm %g, gradient %g, parameter %g in %s %s", variants[i].name, row.loss, row.norm, row.grad, row.param, row.where,
-                     row.why.msg);
+            fail_msg("%s: loss %g, norm %g, gradient %g, parameter %g in %s %s", variants[i].name, row.loss, row.norm,
+                     row.grad, row.param, row.where, row.why.msg);
         if (variants[i].ranks == 1) /* one rank, whatever the schedule: the same bits */
             assert_int_equal(row.outcome, VERIFY_SAME_BITS);
     }
@@ -98,10 +99,16 @@ static void every_way(const char *pattern, const char *streams, bool pairs)
     fixture_close(&f);
 }
 
-/* Adapters are declared with the products they belong to, after the first node of a unit; frozen weights are nobody's to reduce. */
+/* Adapters are declared with the products they belong to, after the first node of a unit; frozen weights are nobody's
+ * to reduce. */
 static void adapters_agree_on_every_level(void **state)
 {
-    static const char *const variants[] = {"DP2", "DP4, zero 0", "DP2, zero 2", "DP2, zero 3", "DP4, zero 3, lanes in random order, poisoned", "DP2 x PP2, zero 2"};
+    static const char *const variants[] = {"DP2",
+                                           "DP4, zero 0",
+                                           "DP2, zero 2",
+                                           "DP2, zero 3",
+                                           "DP4, zero 3, lanes in random order, poisoned",
+                                           "DP2 x PP2, zero 2"};
     (void)state;
     struct fixture f;
     fixture_open(&f, "*-*-");
@@ -124,8 +131,10 @@ static void a_sample_has_every_pair(void **state)
     assert_ok(verify_combinations(&all, &f.small, true, &f.e), &f.e);
     print_message("           %d variants of %d\n", some.n, all.n);
     assert_true(some.n < 40 && all.n > 200);
-    static const char *const wanted[][2] = {{"zero 3", "EP2"}, {"zero 3", "VPP2"}, {"zero 2", "PP2 "}, {"zero 2", "overlap ep"}, {"zero 3", "overlap dw"},
-                                            {"zero 3", "delayed"}, {"zero 3", "recomputed"}, {"PP4", "zero 2"}, {"zero 0", "EP2"}, {"zero 3", "x 8,"}};
+    static const char *const wanted[][2] = {{"zero 3", "EP2"},        {"zero 3", "VPP2"},       {"zero 2", "PP2 "},
+                                            {"zero 2", "overlap ep"}, {"zero 3", "overlap dw"}, {"zero 3", "delayed"},
+                                            {"zero 3", "recomputed"}, {"PP4", "zero 2"},        {"zero 0", "EP2"},
+                                            {"zero 3", "x 8,"}};
     for (int i = 0; i < countof(wanted); i++) {
         int found = 0;
         for (int k = 0; k < some.n; k++)
@@ -148,7 +157,7 @@ static void all_ways_agree(void **state)
     every_way("+-+-", "2", true);
 }
 
-/* ---- balance over a step ---------------------------------------------------------------------------------------------- */
+/* ---- balance over a step --------------------------------------------------------------------- */
 
 static int no_sum(const struct step_ctx *c)
 {
@@ -184,18 +193,21 @@ static void balance_over_a_step_agrees(void **state)
         struct verify_row row;
         assert_ok(verify_run(f.v, &all[i], NULL, &row, &f.e), &f.e);
         if (row.outcome > VERIFY_CLOSE)
-            fail_msg("%s: loss %g, norm %g, gradient %g, parameter %g in %s %s", all[i].name, row.loss, row.norm, row.grad, row.param, row.where,
-                     row.why.msg);
+            fail_msg("%s: loss %g, norm %g, gradient %g, parameter %g in %s %s", all[i].name, row.loss, row.norm,
+                     row.grad, row.param, row.where, row.why.msg);
     }
     struct verify_row wrong;
-    assert_ok(verify_run(f.v, variant_named("DP2"), &(struct verify_sabotage){.trainer = without_load_sum}, &wrong, &f.e), &f.e);
+    assert_ok(
+        verify_run(f.v, variant_named("DP2"), &(struct verify_sabotage){.trainer = without_load_sum}, &wrong, &f.e),
+        &f.e);
     assert_int_equal(wrong.outcome, VERIFY_DIFFERS);
     fixture_close(&f);
 }
 
-/* ---- wrong on purpose -------------------------------------------------------------------------------------------------- */
+/* ---- wrong on purpose ------------------------------------------------------------------------ */
 
-static void expect_found(const char *pattern, const char *variant, const struct verify_sabotage *wrong, const char *where)
+static void expect_found(const char *pattern, const char *variant, const struct verify_sabotage *wrong,
+                         const char *where)
 {
     struct fixture f;
     struct verify_row row;
@@ -216,7 +228,8 @@ static int do_nothing(const struct step_ctx *c)
     return ST_OK;
 }
 
-/* The first sum of gradients over ranks that reads a parameter of experts, or one that does not, is left out on all ranks. */
+/* The first sum of gradients over ranks that reads a parameter of experts, or one that does not, is left out on all
+ * ranks. */
 static void leave_out(struct trainer *t, const char *what)
 {
     struct graph *g = &t->train.g;
@@ -240,7 +253,7 @@ static void missing_reduction_is_found(void **state)
     expect_found("*-*-", "DP4", &(struct verify_sabotage){.trainer = no_gather}, "weight, rank");
 }
 
-/* ---- mistakes that other programs have had, made on purpose ------------------------------------------------------------- */
+/* ---- mistakes that other programs have had, made on purpose ---------------------------------- */
 
 /* What a node of this rank did before it was changed. Ranks are threads. */
 static _Thread_local struct {
@@ -327,7 +340,8 @@ static void mistakes_of_other_programs_are_found(void **state)
     (void)state;
     for (int i = 0; i < countof(cases); i++) {
         print_message("           %s\n", cases[i].name);
-        expect_found(cases[i].pattern, cases[i].variant, &(struct verify_sabotage){.trainer = cases[i].trainer}, cases[i].where);
+        expect_found(cases[i].pattern, cases[i].variant, &(struct verify_sabotage){.trainer = cases[i].trainer},
+                     cases[i].where);
     }
 }
 
@@ -364,8 +378,10 @@ static void swapped_segment_is_found(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(balance_over_a_step_agrees), cmocka_unit_test(a_sample_has_every_pair), cmocka_unit_test(adapters_agree_on_every_level), cmocka_unit_test(all_ways_agree),         cmocka_unit_test(missing_reduction_is_found), cmocka_unit_test(wrong_scale_is_found), cmocka_unit_test(mistakes_of_other_programs_are_found),
-        cmocka_unit_test(swapped_segment_is_found),
+        cmocka_unit_test(balance_over_a_step_agrees),           cmocka_unit_test(a_sample_has_every_pair),
+        cmocka_unit_test(adapters_agree_on_every_level),        cmocka_unit_test(all_ways_agree),
+        cmocka_unit_test(missing_reduction_is_found),           cmocka_unit_test(wrong_scale_is_found),
+        cmocka_unit_test(mistakes_of_other_programs_are_found), cmocka_unit_test(swapped_segment_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

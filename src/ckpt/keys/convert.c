@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const layout_names[KEYS_LAYOUTS] = {"flat", "logical", "stacked", "indexed",
-                                                       "grouped"};
+static const char *const layout_names[KEYS_LAYOUTS] = {"flat", "logical", "stacked", "indexed", "grouped"};
 
 const char *key_layout_name(enum key_layout l) { return layout_names[l]; }
 
@@ -52,10 +51,7 @@ static int add_atom(struct work *w, const struct atom *atom, struct err *e)
     return ST_OK;
 }
 
-static int no_memory(struct err *e)
-{
-    return err_set(e, ST_NOMEM, "out of memory converting keys");
-}
+static int no_memory(struct err *e) { return err_set(e, ST_NOMEM, "out of memory converting keys"); }
 
 /* Two tensors under one name: in the file as it is, or after numbering. */
 static int sort_atoms(struct work *w, struct err *e)
@@ -65,9 +61,8 @@ static int sort_atoms(struct work *w, struct err *e)
         qsort(w->atoms, w->n, sizeof *w->atoms, by_name);
     for (size_t i = 1; i < w->n; i++)
         if (key_order(&w->atoms[i - 1].name, &w->atoms[i].name) == 0)
-            return err_set(e, ST_CONFLICT, "%s: '%s' and '%s' are names of the same tensor",
-                           w->file->label, shown(w->atoms[i - 1].stored, a, sizeof a),
-                           shown(w->atoms[i].stored, b, sizeof b));
+            return err_set(e, ST_CONFLICT, "%s: '%s' and '%s' are names of the same tensor", w->file->label,
+                           shown(w->atoms[i - 1].stored, a, sizeof a), shown(w->atoms[i].stored, b, sizeof b));
     return ST_OK;
 }
 
@@ -141,8 +136,7 @@ static bool has_groups(const struct key_stack *s);
 static unsigned hyper_family(const struct work *w, const struct atom *atom, unsigned set);
 
 /* Which of the kinds in `set` a leaf belongs to. */
-static int family_in(const struct work *w, const struct atom *atom, unsigned set, unsigned *family,
-                     struct err *e)
+static int family_in(const struct work *w, const struct atom *atom, unsigned set, unsigned *family, struct err *e)
 {
     char key[NAME_TEXT], holds[128];
     unsigned of_leaf = key_family(atom->name.leaf);
@@ -180,10 +174,8 @@ static bool has_groups(const struct key_stack *s)
 static int order_unknown(const struct work *w, int number, struct err *e)
 {
     char holds[128];
-    err_set(e, ST_CONFLICT,
-            "%s: number %d holds %s: the keys do not say how to number them as '%s'",
-            w->file->label, number, families_text(w->stack.families[number], holds, sizeof holds),
-            layout_names[w->to]);
+    err_set(e, ST_CONFLICT, "%s: number %d holds %s: the keys do not say how to number them as '%s'", w->file->label,
+            number, families_text(w->stack.families[number], holds, sizeof holds), layout_names[w->to]);
     return err_hint(e, "give the model's groups: --pattern='[*-][*-]'");
 }
 
@@ -199,15 +191,15 @@ static bool pattern_has_groups(const struct key_layers *l)
 
 static int pattern_differs(const struct work *w, int layer, struct err *e)
 {
-    err_set(e, ST_CONFLICT, "%s: the given pattern differs from the file's layers at layer %d",
-            w->file->label, layer);
+    err_set(e, ST_CONFLICT, "%s: the given pattern differs from the file's layers at layer %d", w->file->label, layer);
     return err_hint(e, "the pattern must be the one the file's model has");
 }
 
 /* First number of each kind in the physical order: base[number * FAM_COUNT + kind]. */
 static int number_flat(const struct work *w, int *base, struct err *e)
 {
-    const unsigned mixers = families_mixing(), usual[] = {mixers, ~(mixers | FAM_OTHER), FAM_OTHER}; /* then what follows a mixer */
+    /* then what follows a mixer */
+    const unsigned mixers = families_mixing(), usual[] = {mixers, ~(mixers | FAM_OTHER), FAM_OTHER};
     int next = 0;
     bool given = pattern_has_groups(w->layers);
     for (int i = 0; i < w->stack.n; i++) {
@@ -304,7 +296,8 @@ static bool is_pair(const struct atom *at, size_t n)
 {
     bool has[2] = {false, false};
     for (size_t i = 0; i < n; i++) {
-        unsigned family = key_family(at[i].name.leaf), fits[2] = {families_at(KEY_PLACE_ATTENTION), families_at(KEY_PLACE_MLP)};
+        unsigned family = key_family(at[i].name.leaf),
+                 fits[2] = {families_at(KEY_PLACE_ATTENTION), families_at(KEY_PLACE_MLP)};
         int layer = at[i].name.layer;
         if (layer < 0)
             continue;
@@ -390,10 +383,9 @@ static int split_experts(struct work *w, struct err *e)
         int64_t experts = experts_of(w, &atom);
         struct tensor all = atom.view;
         if (experts <= 0 || experts >= KEY_MAX_LAYER || all.rank == 0 || all.dim[0] % experts != 0)
-            return err_set(e, ST_CONFLICT,
-                           "%s: Cannot split checkpoint tensor '%s', %s, among %lld experts",
-                           w->file->label, shown(atom.stored, key, sizeof key),
-                           tensor_text(&all, text, sizeof text), (long long)experts);
+            return err_set(e, ST_CONFLICT, "%s: Cannot split checkpoint tensor '%s', %s, among %lld experts",
+                           w->file->label, shown(atom.stored, key, sizeof key), tensor_text(&all, text, sizeof text),
+                           (long long)experts);
         struct tensor one = layer_slice(&all, 0);
         if (all.dim[0] != experts) { /* packed rows */
             one = all;
@@ -426,8 +418,8 @@ static int reorder_glu(struct work *w, struct err *e)
             r.matrices = atom->view.rank > own ? atom->view.dim[0] : max_i64(1, experts_of(w, atom));
         int64_t rows = atom->view.rank > own ? r.matrices * atom->view.dim[1] : atom->view.dim[0];
         if (rows % r.matrices != 0)
-            return err_set(e, ST_CONFLICT, "%s: '%s' has %lld rows for %lld experts", w->file->label,
-                           atom->stored, (long long)rows, (long long)r.matrices);
+            return err_set(e, ST_CONFLICT, "%s: '%s' has %lld rows for %lld experts", w->file->label, atom->stored,
+                           (long long)rows, (long long)r.matrices);
         r.rows = rows / r.matrices;
         r.bytes = bytes / rows;
         if (r.from > 0)
@@ -448,9 +440,9 @@ static int reorder_glu(struct work *w, struct err *e)
 static int unlike(const struct work *w, const struct atom *a, const struct atom *b, struct err *e)
 {
     char x[NAME_TEXT], y[NAME_TEXT], ta[128], tb[128];
-    err_set(e, ST_CONFLICT, "%s: '%s' is %s but '%s' is %s: only equals can be stacked",
-            w->file->label, shown(a->stored, x, sizeof x), tensor_text(&a->view, ta, sizeof ta),
-            shown(b->stored, y, sizeof y), tensor_text(&b->view, tb, sizeof tb));
+    err_set(e, ST_CONFLICT, "%s: '%s' is %s but '%s' is %s: only equals can be stacked", w->file->label,
+            shown(a->stored, x, sizeof x), tensor_text(&a->view, ta, sizeof ta), shown(b->stored, y, sizeof y),
+            tensor_text(&b->view, tb, sizeof tb));
     return ST_CONFLICT;
 }
 
@@ -460,8 +452,7 @@ static int stack_atoms(struct work *w, size_t first, int n, struct err *e)
     struct atom *at = &w->atoms[first];
     int64_t dim[TENSOR_MAX_RANK] = {n}, bytes = tensor_bytes(&at->view), all;
     if (at->view.rank >= TENSOR_MAX_RANK || !i64_mul(bytes, n, &all))
-        return err_set(e, ST_UNSUPPORTED, "%s: '%s' has too many axes to be stacked",
-                       w->file->label, at->stored);
+        return err_set(e, ST_UNSUPPORTED, "%s: '%s' has too many axes to be stacked", w->file->label, at->stored);
     for (int k = 1; k < n; k++)
         if (at[k].view.dtype != at->view.dtype || !tensor_same_shape(&at[k].view, &at->view))
             return unlike(w, at, &at[k], e);
@@ -487,10 +478,8 @@ static int group_experts(struct work *w, struct err *e)
         if (w->atoms[i].name.expert != WHOLE) {
             if (w->atoms[i + n - 1].name.expert != (int)n - 1)
                 return err_set(
-                    e, ST_CONFLICT,
-                    "%s: not all experts beside '%s' are there: %zu, the last with number %d",
-                    w->file->label, shown(w->atoms[i].stored, key, sizeof key), n,
-                    w->atoms[i + n - 1].name.expert);
+                    e, ST_CONFLICT, "%s: not all experts beside '%s' are there: %zu, the last with number %d",
+                    w->file->label, shown(w->atoms[i].stored, key, sizeof key), n, w->atoms[i + n - 1].name.expert);
             TRY(stack_atoms(w, i, (int)n, e));
             w->atoms[i].name.expert = WHOLE;
         }
@@ -569,7 +558,7 @@ static int stack_layers(struct work *w, struct err *e)
     return ST_OK;
 }
 
-/* ---- parts of projections --------------------------------------------------------------------- */
+/* ---- parts of projections -------------------------------------------------------------------- */
 
 /* Rows of each part of a leaf; 0: it has none. */
 static int part_rows(const struct config *c, const char *leaf, int64_t rows[KEY_MAX_PARTS])
@@ -655,8 +644,8 @@ static int convert(struct work *w, enum key_space space, struct err *e)
     return emit(w, e);
 }
 
-int key_convert(struct key_output *out, const struct key_file *f, enum key_space space,
-                const struct key_target *to, struct err *e)
+int key_convert(struct key_output *out, const struct key_file *f, enum key_space space, const struct key_target *to,
+                struct err *e)
 {
     *out = (struct key_output){0};
     arena_init(&out->memory);

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const space_names[KEYS_SPACES] = {"model", "exp_avg", "exp_avg_sq",
-                                                     "fp32_param"};
+static const char *const space_names[KEYS_SPACES] = {"model", "exp_avg", "exp_avg_sq", "fp32_param"};
 
 const char *key_space_name(enum key_space s) { return space_names[s]; }
 
@@ -37,8 +36,7 @@ static void add(struct key_file *f, const char *stored, const struct tensor *vie
 {
     const char *key;
     enum key_space space = space_of(stored, &key);
-    f->list[f->n++] =
-        (struct key_tensor){.key = key, .stored = stored, .view = *view, .space = space};
+    f->list[f->n++] = (struct key_tensor){.key = key, .stored = stored, .view = *view, .space = space};
 }
 
 int key_file_from(struct key_file *f, const struct ckpt *c, struct err *e)

@@ -6,16 +6,14 @@
 
 bool key_is_glu(const char *leaf)
 {
-    return strcmp(leaf, "mlp.experts.linear_fc1.weight") == 0 ||
-           strcmp(leaf, "mlp.experts.linear_fc1.bias") == 0;
+    return strcmp(leaf, "mlp.experts.linear_fc1.weight") == 0 || strcmp(leaf, "mlp.experts.linear_fc1.bias") == 0;
 }
 
 int glu_check(const char *label, const char *key, int64_t rows, int64_t blocks, struct err *e)
 {
     if (rows % 2 == 0 && rows / 2 % blocks == 0)
         return ST_OK;
-    return err_set(e, ST_CONFLICT,
-                   "%s: %s has %lld rows: they cannot be gate and up rows in blocks of %lld", label,
+    return err_set(e, ST_CONFLICT, "%s: %s has %lld rows: they cannot be gate and up rows in blocks of %lld", label,
                    key, (long long)rows, (long long)blocks);
 }
 
@@ -44,8 +42,8 @@ int glu_parse(const char *label, const char *text, int64_t *out, struct err *e)
     *out = 0;
     for (const char *p = text; p != NULL && (*p != '\0' || p == text); p++) {
         if (*p < '0' || *p > '9' || *out > MOST)
-            return err_set(e, ST_INVALID, "%s: its metadata say %s is '%.40s', which is no number up to %d",
-                           label, KEY_GLU_INTERLEAVE, text, MOST);
+            return err_set(e, ST_INVALID, "%s: its metadata say %s is '%.40s', which is no number up to %d", label,
+                           KEY_GLU_INTERLEAVE, text, MOST);
         *out = *out * 10 + (*p - '0');
     }
     return ST_OK;

@@ -41,8 +41,7 @@ static int read_sources(struct keymap *m, struct err *e)
     TRY(mem_array((void **)&m->sources, (size_t)m->file->n, sizeof *m->sources, e));
     for (int i = 0; i < m->file->n; i++) {
         const struct key_tensor *t = &m->file->list[i];
-        if (t->space != m->space || key_ignored(t->key) ||
-            (m->space == KEYS_MODEL && str_starts(t->key, "optimizer.")))
+        if (t->space != m->space || key_ignored(t->key) || (m->space == KEYS_MODEL && str_starts(t->key, "optimizer.")))
             continue;
         m->sources[m->n_sources].tensor = t;
         TRY(key_parse(&m->memory, t->key, &m->sources[m->n_sources++].name, e));
@@ -51,8 +50,8 @@ static int read_sources(struct keymap *m, struct err *e)
     qsort(m->sources, (size_t)m->n_sources, sizeof *m->sources, by_order);
     for (int i = 1; i < m->n_sources; i++)
         if (key_order(&m->sources[i - 1].name, &m->sources[i].name) == 0)
-            return err_set(e, ST_CONFLICT, "%s: '%s' and '%s' are names of the same tensor",
-                           m->file->label, shown(m->sources[i - 1].tensor->stored, a, sizeof a),
+            return err_set(e, ST_CONFLICT, "%s: '%s' and '%s' are names of the same tensor", m->file->label,
+                           shown(m->sources[i - 1].tensor->stored, a, sizeof a),
                            shown(m->sources[i].tensor->stored, b, sizeof b));
     return mem_array((void **)&m->used_rows, (size_t)m->n_sources, sizeof *m->used_rows, e);
 }
@@ -73,8 +72,7 @@ static int refuse_twins(const struct keymap *m, struct err *e)
     qsort_r(order, (size_t)m->n_wants, sizeof *order, want_order, m->wants);
     for (int i = 1; i < m->n_wants && st == ST_OK; i++)
         if (want_order(&order[i - 1], &order[i], m->wants) == 0)
-            st = err_set(e, ST_CONFLICT,
-                         "two parameters of the model have the key %s: it cannot be stored",
+            st = err_set(e, ST_CONFLICT, "two parameters of the model have the key %s: it cannot be stored",
                          m->wants[order[i]].param->key);
     free(order);
     return st;
@@ -114,12 +112,11 @@ static struct range find(const struct keymap *m, const struct key_name *name)
     return r;
 }
 
-static int collision(const struct keymap *m, int i, const struct range *a, const struct range *b,
-                     struct err *e)
+static int collision(const struct keymap *m, int i, const struct range *a, const struct range *b, struct err *e)
 {
     char x[NAME_TEXT], y[NAME_TEXT];
-    err_set(e, ST_CONFLICT, "%s: %s could come from '%s' or from '%s'", m->file->label,
-            m->wants[i].param->key, shown(m->sources[a->first].tensor->stored, x, sizeof x),
+    err_set(e, ST_CONFLICT, "%s: %s could come from '%s' or from '%s'", m->file->label, m->wants[i].param->key,
+            shown(m->sources[a->first].tensor->stored, x, sizeof x),
             shown(m->sources[b->end - 1].tensor->stored, y, sizeof y));
     return err_hint(e, "the file holds it twice; remove one of them");
 }
@@ -178,11 +175,9 @@ static int find_either(struct keymap *m, int i, struct range *out, bool *shared,
     if (name.scope == SCOPE_LAYER && number >= m->sources[other.first].tensor->view.dim[0])
         return ST_OK;
     if (name.scope == SCOPE_MTP && mtp_layers_like(m, &name) != 1) {
-        err_set(e, ST_CONFLICT,
-                "%s: depth %d has one layer of each kind, but the model's has %d with %s",
+        err_set(e, ST_CONFLICT, "%s: depth %d has one layer of each kind, but the model's has %d with %s",
                 m->file->label, name.depth, mtp_layers_like(m, &name), name.leaf);
-        return err_hint(e,
-                        "a Transformer's prediction depth fits patterns such as /*- and /*E only");
+        return err_hint(e, "a Transformer's prediction depth fits patterns such as /*- and /*E only");
     }
     if (out->first != out->end)
         return collision(m, i, out, &other, e);
@@ -193,15 +188,13 @@ static int find_either(struct keymap *m, int i, struct range *out, bool *shared,
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
-static int wrong_shape(const struct keymap *m, int i, const char *stored, const struct tensor *have,
-                       struct err *e)
+static int wrong_shape(const struct keymap *m, int i, const char *stored, const struct tensor *have, struct err *e)
 {
     const struct param *p = m->wants[i].param;
     struct tensor want = tensor_shape(have->dtype, p->rank, p->dim);
     char key[NAME_TEXT], a[128], b[128];
     err_set(e, ST_CONFLICT, "%s: '%s' is %s but %s of the model needs %s", m->file->label,
-            shown(stored, key, sizeof key), tensor_text(have, a, sizeof a), p->key,
-            tensor_text(&want, b, sizeof b));
+            shown(stored, key, sizeof key), tensor_text(have, a, sizeof a), p->key, tensor_text(&want, b, sizeof b));
     return err_hint(e, "the model configuration differs from the one it was saved with");
 }
 
@@ -214,8 +207,8 @@ static bool same_dims(int rank, const int64_t *a, const int64_t *b)
 static bool packed(const struct param *p, const struct tensor *t)
 {
     int64_t rows;
-    return p->rank > 1 && t->rank == p->rank - 1 && i64_mul(p->dim[0], p->dim[1], &rows) &&
-           t->dim[0] == rows && same_dims(t->rank - 1, t->dim + 1, p->dim + 2);
+    return p->rank > 1 && t->rank == p->rank - 1 && i64_mul(p->dim[0], p->dim[1], &rows) && t->dim[0] == rows &&
+           same_dims(t->rank - 1, t->dim + 1, p->dim + 2);
 }
 
 /* How many experts the model's own keys split this leaf into. */
@@ -229,15 +222,13 @@ static int count_experts(const struct keymap *m, const struct key_name *name)
 
 /* Expert k of n from one tensor for all: rows of a leading expert axis, or equal shares of the
  * rows. */
-static int split_expert(const struct keymap *m, int i, const char *stored, struct tensor *t,
-                        struct err *e)
+static int split_expert(const struct keymap *m, int i, const char *stored, struct tensor *t, struct err *e)
 {
     int n = count_experts(m, &m->wants[i].name), k = m->wants[i].name.expert;
     char key[NAME_TEXT], text[128];
     if (n == 0 || k >= n || t->rank == 0 || t->dim[0] % n != 0)
-        return err_set(
-            e, ST_CONFLICT, "%s: Cannot split checkpoint tensor '%s', %s, among %d experts",
-            m->file->label, shown(stored, key, sizeof key), tensor_text(t, text, sizeof text), n);
+        return err_set(e, ST_CONFLICT, "%s: Cannot split checkpoint tensor '%s', %s, among %d experts", m->file->label,
+                       shown(stored, key, sizeof key), tensor_text(t, text, sizeof text), n);
     if (t->dim[0] == n) {
         *t = layer_slice(t, k);
         return ST_OK;
@@ -278,15 +269,13 @@ static int take_whole(struct keymap *m, int i, int source, bool stacked, int num
 }
 
 /* Experts stored one by one: exactly those of the model, each of the shape of one. */
-static int take_experts(struct keymap *m, int i, struct range r, bool stacked, int number,
-                        struct err *e)
+static int take_experts(struct keymap *m, int i, struct range r, bool stacked, int number, struct err *e)
 {
     const struct param *p = m->wants[i].param;
     int n = r.end - r.first;
     if (p->rank < 2 || n != p->dim[0] || m->sources[r.end - 1].name.expert != n - 1) {
-        err_set(e, ST_CONFLICT, "%s: %s has %d experts from 0 to %d, the model has %lld",
-                m->file->label, p->key, n, m->sources[r.end - 1].name.expert,
-                (long long)(p->rank < 2 ? 1 : p->dim[0]));
+        err_set(e, ST_CONFLICT, "%s: %s has %d experts from 0 to %d, the model has %lld", m->file->label, p->key, n,
+                m->sources[r.end - 1].name.expert, (long long)(p->rank < 2 ? 1 : p->dim[0]));
         return err_hint(e, "experts are all needed, numbered from 0; see model.experts");
     }
     for (int k = 0; k < n; k++) {
@@ -300,15 +289,14 @@ static int take_experts(struct keymap *m, int i, struct range r, bool stacked, i
 }
 
 /* Parts of a projection: rows that follow each other. */
-static int take_parts(struct keymap *m, int i, struct range r, bool stacked, int number,
-                      struct err *e)
+static int take_parts(struct keymap *m, int i, struct range r, bool stacked, int number, struct err *e)
 {
     const struct param *p = m->wants[i].param;
     int n = r.end - r.first;
     int64_t rows = 0;
     if (n != key_parts(m->wants[i].name.leaf, m->sources[r.end - 1].name.part))
-        return err_set(e, ST_CONFLICT, "%s: %s is stored in parts, and not all of them are there",
-                       m->file->label, p->key);
+        return err_set(e, ST_CONFLICT, "%s: %s is stored in parts, and not all of them are there", m->file->label,
+                       p->key);
     for (int k = 0; k < n; k++) {
         struct tensor t = take(m, r.first + k, stacked, number);
         const char *stored = m->sources[r.first + k].tensor->stored;
@@ -320,16 +308,12 @@ static int take_parts(struct keymap *m, int i, struct range r, bool stacked, int
     }
     m->found[i].n = n;
     if (rows != p->dim[0])
-        return err_set(e, ST_CONFLICT,
-                       "%s: the parts of %s have %lld rows together, the model needs %lld",
+        return err_set(e, ST_CONFLICT, "%s: the parts of %s have %lld rows together, the model needs %lld",
                        m->file->label, p->key, (long long)rows, (long long)p->dim[0]);
     return ST_OK;
 }
 
-static enum dtype loaded_as(const struct keymap *m, int i)
-{
-    return m->wants[i].param->n_values > 0 ? DT_I32 : m->to;
-}
+static enum dtype loaded_as(const struct keymap *m, int i) { return m->wants[i].param->n_values > 0 ? DT_I32 : m->to; }
 
 /* A table indexes arrays: what it may hold is checked before anything is loaded. */
 static int check_values(const struct keymap *m, int i, const struct tensor *piece, struct err *e)
@@ -341,8 +325,8 @@ static int check_values(const struct keymap *m, int i, const struct tensor *piec
         TRY(convert_elems(&v, DT_I64, (const char *)piece->data + k * size, piece->dtype, 1, e));
         if (v >= 0 && v < p->n_values)
             continue;
-        err_set(e, ST_CONFLICT, "%s: %s holds %lld at element %lld, but only 0 to %lld mean something",
-                m->file->label, p->key, (long long)v, (long long)k, (long long)p->n_values - 1);
+        err_set(e, ST_CONFLICT, "%s: %s holds %lld at element %lld, but only 0 to %lld mean something", m->file->label,
+                p->key, (long long)v, (long long)k, (long long)p->n_values - 1);
         return err_hint(e, "the table is damaged, or of a model with more experts; see model.experts");
     }
     return ST_OK;
@@ -366,8 +350,8 @@ static int check_types(const struct keymap *m, int i, struct err *e)
     int64_t matrices, rows, blocks = blocks_of(m, i, &matrices, &rows);
     for (int k = 0; k < m->found[i].n; k++) {
         if (!dtype_converts(to, m->found[i].pieces[k].dtype))
-            return err_set(e, ST_UNSUPPORTED, "%s: %s: cannot convert %s to %s", m->file->label,
-                           p->key, dtype_name(m->found[i].pieces[k].dtype), dtype_name(to));
+            return err_set(e, ST_UNSUPPORTED, "%s: %s: cannot convert %s to %s", m->file->label, p->key,
+                           dtype_name(m->found[i].pieces[k].dtype), dtype_name(to));
         if (p->n_values > 0)
             TRY(check_values(m, i, &m->found[i].pieces[k], e));
     }
@@ -448,8 +432,8 @@ static bool has_space(const struct key_file *f, enum key_space space)
     return false;
 }
 
-int keymap_open(struct keymap **out, const struct key_file *f, enum key_space space,
-                const struct param *const *params, int n, enum dtype to, struct err *e)
+int keymap_open(struct keymap **out, const struct key_file *f, enum key_space space, const struct param *const *params,
+                int n, enum dtype to, struct err *e)
 {
     struct keymap *m = NULL;
     *out = NULL;
@@ -516,10 +500,10 @@ int keymap_check(const struct keymap *m, unsigned allow, struct err *e)
     for (int i = 0; unexpected > 0 && i < m->n_sources; i++)
         if (left_over(m, i))
             list_key(&b, &n_unexpected, m->sources[i].tensor->stored);
-    int st = err_set(e, ST_CONFLICT, "%s tensors of %.120s: %d missing%s%s; %d unexpected%s%s",
-                     key_space_name(m->space), m->file->label, missing, a.text ? a.text : "",
-                     missing > n_missing ? ", ..." : "", unexpected, b.text ? b.text : "",
-                     unexpected > n_unexpected ? ", ..." : "");
+    int st =
+        err_set(e, ST_CONFLICT, "%s tensors of %.120s: %d missing%s%s; %d unexpected%s%s", key_space_name(m->space),
+                m->file->label, missing, a.text ? a.text : "", missing > n_missing ? ", ..." : "", unexpected,
+                b.text ? b.text : "", unexpected > n_unexpected ? ", ..." : "");
     err_hint(e, "the model configuration differs from the one it was saved with; `braid ckpt ls` "
                 "lists its tensors");
     buf_release(&a);
@@ -565,12 +549,10 @@ int keymap_load(const struct keymap *m, int i, const struct tensor *dst, struct 
     struct tensor shape = tensor_shape(dst->dtype, p->rank, p->dim);
     bool blocks = m->file->glu_interleave > 0 && key_is_glu(m->wants[i].name.leaf);
     if (f->n == 0)
-        return err_set(e, ST_CONFLICT, "%s has no %s tensor for %s", m->file->label,
-                       key_space_name(m->space), p->key);
+        return err_set(e, ST_CONFLICT, "%s has no %s tensor for %s", m->file->label, key_space_name(m->space), p->key);
     if (dst->dtype != loaded_as(m, i) || !tensor_is_dense(dst) || !tensor_same_shape(dst, &shape) ||
         (dst->data == NULL && tensor_elems(dst) > 0))
-        return err_set(e, ST_INVALID, "%s: the destination is not a dense host tensor of its shape",
-                       p->key);
+        return err_set(e, ST_INVALID, "%s: the destination is not a dense host tensor of its shape", p->key);
     if (tensor_elems(dst) == 0)
         return ST_OK;
     if (p->rows.n_sections == 0)

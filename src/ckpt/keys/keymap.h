@@ -48,8 +48,8 @@ struct config;
  * `layer`. Everything is checked here: ambiguity, structure, shapes and dtypes, so that loading
  * does not fail halfway. `to` is the dtype that will be loaded into (tables: I32). A key that is not
  * there is no error yet. Of a model whose file holds fp32 master weights too (fp32_param), those are loaded. */
-int keymap_open(struct keymap **out, const struct key_file *f, enum key_space space,
-                const struct param *const *params, int n, enum dtype to, struct err *e);
+int keymap_open(struct keymap **out, const struct key_file *f, enum key_space space, const struct param *const *params,
+                int n, enum dtype to, struct err *e);
 void keymap_close(struct keymap *m); /* NULL is allowed */
 bool keymap_has(const struct keymap *m, int i);
 /* One error names what is missing and what is left over; allow: CKPT_ALLOW_*. */
@@ -90,11 +90,12 @@ struct key_target {
     enum key_layout layout;
     int64_t glu_interleave;          /* of the output, as in struct key_file */
     const struct key_layers *layers; /* may be NULL */
-    const struct config *distributed; /* of the model; not NULL: names and parts of a distributed checkpoint of Megatron's */
+    /* of the model; not NULL: names and parts of a distributed checkpoint of Megatron's */
+    const struct config *distributed;
 };
 /* The file must outlive the output. */
-int key_convert(struct key_output *out, const struct key_file *f, enum key_space space,
-                const struct key_target *to, struct err *e);
+int key_convert(struct key_output *out, const struct key_file *f, enum key_space space, const struct key_target *to,
+                struct err *e);
 void key_output_release(struct key_output *o);
 
 #endif

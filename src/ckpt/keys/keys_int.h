@@ -6,7 +6,7 @@
 #include "ckpt/keys/keymap.h"
 #include "kind/kind.h"
 
-/* ---- name.c ------------------------------------------------------------------------------- */
+/* ---- name.c ---------------------------------------------------------------------------------- */
 
 enum key_scope { SCOPE_PLAIN, SCOPE_LAYER, SCOPE_MTP };
 enum {
@@ -41,18 +41,18 @@ int key_parts(const char *leaf, int part); /* how many parts the split has that 
  * "_2" in its name. */
 enum key_hyper { HYPER_NONE, HYPER_ATTENTION, HYPER_MLP, HYPER_ANY /* no class in the name: a hybrid's, or Mamba's */ };
 enum key_hyper key_hyper(const char *leaf, bool *second, const char **rest);
-enum key_hyper key_hyper_of(unsigned family);                 /* HYPER_ANY for a layer of its own */
+enum key_hyper key_hyper_of(unsigned family); /* HYPER_ANY for a layer of its own */
 char *key_hyper_leaf(struct arena *a, enum key_hyper class, bool second, const char *rest); /* NULL: no memory */
-bool key_ignored(const char *key);         /* _extra_state: metadata of the writer's runtime */
+bool key_ignored(const char *key); /* _extra_state: metadata of the writer's runtime */
 
-/* A family of layer kinds (kind_keys.family) is a bit; layers of different families can share a number because their keys
- * differ. */
+/* A family of layer kinds (kind_keys.family) is a bit; layers of different families can share a number because their
+ * keys differ. */
 enum { FAM_OTHER = 1u << KIND_MAX_CORES, FAM_COUNT = KIND_MAX_CORES + 1 };
-unsigned family_of(char symbol);              /* FAM_OTHER: no such kind */
-unsigned families_at(enum key_place place);   /* of kinds that stand there */
-unsigned families_mixing(void);               /* of those that mix positions */
-unsigned families_of_transformer(void);       /* of those that a plain Transformer has */
-unsigned families_optional(void);             /* of those that only the file or only the model may have */
+unsigned family_of(char symbol);            /* FAM_OTHER: no such kind */
+unsigned families_at(enum key_place place); /* of kinds that stand there */
+unsigned families_mixing(void);             /* of those that mix positions */
+unsigned families_of_transformer(void);     /* of those that a plain Transformer has */
+unsigned families_optional(void);           /* of those that only the file or only the model may have */
 /* The family a leaf belongs to; all that stand in one place, or 0, when the leaf alone cannot tell. */
 unsigned key_family(const char *leaf);
 const char *family_name(unsigned family);
@@ -71,7 +71,7 @@ void glu_reorder(void *to, const void *from, const struct glu_rows *r);
 /* The entry of a file's metadata; NULL is 0. */
 int glu_parse(const char *label, const char *text, int64_t *out, struct err *e);
 
-/* ---- layers.c ----------------------------------------------------------------------------- */
+/* ---- layers.c -------------------------------------------------------------------------------- */
 
 struct key_source {
     struct key_name name;
@@ -83,8 +83,7 @@ struct key_stack { /* the families at each number, of a file or of wanted keys *
     int n;
 };
 /* Stacked keys count at every number; their layer axes must agree. */
-int key_stack_of(struct key_stack *s, const struct key_source *list, int n, const char *label,
-                 struct err *e);
+int key_stack_of(struct key_stack *s, const struct key_source *list, int n, const char *label, struct err *e);
 void key_stack_release(struct key_stack *s);
 
 struct key_wanted {

@@ -18,8 +18,7 @@ static int count_bits(unsigned set)
 /* ---- the families at each number ------------------------------------------------------------- */
 
 /* How many numbers there are; stacked tensors must agree on their axis. */
-static int count_numbers(int *count, const struct key_source *list, int n, const char *label,
-                         struct err *e)
+static int count_numbers(int *count, const struct key_source *list, int n, const char *label, struct err *e)
 {
     const struct key_source *axis = NULL;
     char a[NAME_TEXT], b[NAME_TEXT];
@@ -35,12 +34,10 @@ static int count_numbers(int *count, const struct key_source *list, int n, const
         shown(s->tensor->stored, a, sizeof a);
         const struct tensor *t = &s->tensor->view;
         if (t->rank == 0 || t->dim[0] > KEY_MAX_LAYER)
-            return err_set(e, ST_CONFLICT, "%s: '%s' has no number, but no layer axis either",
-                           label, a);
+            return err_set(e, ST_CONFLICT, "%s: '%s' has no number, but no layer axis either", label, a);
         if (axis != NULL && axis->tensor->view.dim[0] != t->dim[0])
-            return err_set(e, ST_CONFLICT, "%s: '%s' stacks %lld layers, '%s' %lld", label, a,
-                           (long long)t->dim[0], shown(axis->tensor->stored, b, sizeof b),
-                           (long long)axis->tensor->view.dim[0]);
+            return err_set(e, ST_CONFLICT, "%s: '%s' stacks %lld layers, '%s' %lld", label, a, (long long)t->dim[0],
+                           shown(axis->tensor->stored, b, sizeof b), (long long)axis->tensor->view.dim[0]);
         axis = s;
         *count = t->dim[0] > *count ? (int)t->dim[0] : *count;
     }
@@ -61,8 +58,7 @@ static void settle(unsigned *families, int n)
             families[i] &= ~(unsigned)FAM_OTHER;
 }
 
-int key_stack_of(struct key_stack *s, const struct key_source *list, int n, const char *label,
-                 struct err *e)
+int key_stack_of(struct key_stack *s, const struct key_source *list, int n, const char *label, struct err *e)
 {
     *s = (struct key_stack){0};
     TRY(count_numbers(&s->n, list, n, label, e));
@@ -166,8 +162,8 @@ static int count_family(const unsigned *families, int n, unsigned family)
 
 /* The k-th layer of a kind is the k-th layer of that kind. Mamba layers may be in one alone: a
  * Transformer grows into a hybrid with fresh ones, or a hybrid is read without. */
-static int pair_by_rank(int *file_of, const struct layers *m, const struct key_stack *file,
-                        unsigned *lone, const char *label, struct err *e)
+static int pair_by_rank(int *file_of, const struct layers *m, const struct key_stack *file, unsigned *lone,
+                        const char *label, struct err *e)
 {
     unsigned optional = families_optional();
     *lone = 0;
@@ -180,11 +176,10 @@ static int pair_by_rank(int *file_of, const struct layers *m, const struct key_s
             continue;
         }
         if (in_model != in_file) {
-            err_set(e, ST_CONFLICT, "%s: it has %d %s layer%s, the model has %d", label, in_file,
-                    family_name(family), in_file == 1 ? "" : "s", in_model);
-            return err_hint(
-                e, "model.pattern must have the layers of the file; only Mamba layers may be all "
-                   "new or all left out");
+            err_set(e, ST_CONFLICT, "%s: it has %d %s layer%s, the model has %d", label, in_file, family_name(family),
+                    in_file == 1 ? "" : "s", in_model);
+            return err_hint(e, "model.pattern must have the layers of the file; only Mamba layers may be all "
+                               "new or all left out");
         }
         for (int l = 0, at = 0; l < m->n; l++) {
             if (m->families[l] != family)
@@ -198,8 +193,8 @@ static int pair_by_rank(int *file_of, const struct layers *m, const struct key_s
 }
 
 /* Does each number of the file hold the next layers of the model? */
-static bool same_order(const struct layers *m, const struct key_stack *file, unsigned lone,
-                       int *bad_number, int *bad_layer)
+static bool same_order(const struct layers *m, const struct key_stack *file, unsigned lone, int *bad_number,
+                       int *bad_layer)
 {
     int l = 0;
     for (int i = 0; i < file->n; i++) {
@@ -233,8 +228,8 @@ static bool is_transformer(const struct key_stack *s, unsigned lone)
     return one_bit(mlp);
 }
 
-static int pair_layers(int *file_of, const struct layers *m, const struct key_stack *file,
-                       const char *label, struct err *e)
+static int pair_layers(int *file_of, const struct layers *m, const struct key_stack *file, const char *label,
+                       struct err *e)
 {
     unsigned lone;
     int number, layer;
@@ -250,13 +245,11 @@ static int pair_layers(int *file_of, const struct layers *m, const struct key_st
     unsigned others = families_at(KEY_PLACE_ATTENTION) & ~families_of_transformer();
     if (pairs && !m->latent && !m->mtp && count_family(file->families, file->n, others) == 0)
         return ST_OK;
-    err_set(e, ST_CONFLICT,
-            "%s: layers come in another order: its number %d holds %s, where the model has %s",
-            label, number, families_text(file->families[number], holds, sizeof holds),
+    err_set(e, ST_CONFLICT, "%s: layers come in another order: its number %d holds %s, where the model has %s", label,
+            number, families_text(file->families[number], holds, sizeof holds),
             layer < m->n ? family_name(m->families[layer]) : "no more");
-    return err_hint(
-        e, "orders may differ only between a Transformer and a hybrid of plain attention and one "
-           "kind of MLP, without prediction depths");
+    return err_hint(e, "orders may differ only between a Transformer and a hybrid of plain attention and one "
+                       "kind of MLP, without prediction depths");
 }
 
 /* Layers that share a number in the file, and the name of their hyper-connections but for "_2". */
@@ -306,7 +299,7 @@ void key_match_release(struct key_match *m)
     *m = (struct key_match){0};
 }
 
-/* ---- hyper-connections of a hybrid stack ------------------------------------------------------ */
+/* ---- hyper-connections of a hybrid stack ----------------------------------------------------- */
 
 static int by_place(const void *a, const void *b)
 {

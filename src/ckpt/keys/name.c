@@ -62,8 +62,7 @@ static int parse_expert(struct arena *a, const char *rest, struct key_name *out,
     const char *dot = strrchr(rest, '.'), *last = dot ? dot + 1 : rest;
     size_t stem = strcspn(last, "0123456789");
     const char *digits = last + stem;
-    bool named = (stem == 6 && strncmp(last, "weight", 6) == 0) ||
-                 (stem == 4 && strncmp(last, "bias", 4) == 0);
+    bool named = (stem == 6 && strncmp(last, "weight", 6) == 0) || (stem == 4 && strncmp(last, "bias", 4) == 0);
     if (named && *digits != '\0') {
         int index;
         const char *p = digits;
@@ -300,7 +299,9 @@ static unsigned families_where(bool (*holds)(const struct kind_keys *))
 
 unsigned families_at(enum key_place place)
 {
-    return families_where(place == KEY_PLACE_ATTENTION ? stands_for_attention : place == KEY_PLACE_MLP ? stands_for_mlp : stands_alone);
+    return families_where(place == KEY_PLACE_ATTENTION ? stands_for_attention
+                          : place == KEY_PLACE_MLP     ? stands_for_mlp
+                                                       : stands_alone);
 }
 unsigned families_mixing(void) { return families_where(mixes); }
 unsigned families_of_transformer(void) { return families_where(of_transformer); }
@@ -349,7 +350,6 @@ const char *families_text(unsigned set, char *out, size_t size)
     size_t n = (size_t)snprintf(out, size, "%s", set == 0 ? "nothing" : "");
     for (int i = 0; i < FAM_COUNT; i++)
         if (set & 1u << i && n < size)
-            n +=
-                (size_t)snprintf(out + n, size - n, "%s%s", n ? " and " : "", family_name(1u << i));
+            n += (size_t)snprintf(out + n, size - n, "%s%s", n ? " and " : "", family_name(1u << i));
     return out;
 }

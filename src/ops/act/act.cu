@@ -1,5 +1,5 @@
-/* act, CUDA version; see act.h. One pass, a vector of outputs at a time; with dprob a team of threads walks a row and sums
- * in a fixed order. */
+/* act, CUDA version; see act.h. One pass, a vector of outputs at a time; with dprob a team of threads walks a row and
+ * sums in a fixed order. */
 #include "ops/act/act.cuh"
 
 /* Column of the gate that makes column j; its up is a.block further. */
@@ -82,11 +82,12 @@ static __global__ void __launch_bounds__(128) act_rows_bwd(const __grid_constant
         a.dprob[row] = sum;
 }
 
-template <typename T, int V, int CURVE, bool GATED> static int launch(struct lane *lane, const struct act_call *a, bool back)
+template <typename T, int V, int CURVE, bool GATED>
+static int launch(struct lane *lane, const struct act_call *a, bool back)
 {
     if (a->rows * (a->f / V) >= (1ll << 32) - 1024 || a->f >= 1 << 30)
-        return err_set(lane->err, ST_UNSUPPORTED, "act: %lld rows of %lld columns are more than one launch takes", (long long)a->rows,
-                       (long long)a->f);
+        return err_set(lane->err, ST_UNSUPPORTED, "act: %lld rows of %lld columns are more than one launch takes",
+                       (long long)a->rows, (long long)a->f);
     unsigned grid = (unsigned)ceil_div(a->rows * (a->f / V), 256 * EACH);
     if (a->dprob != NULL)
         LAUNCH(lane, (act_rows_bwd<T, V, CURVE, GATED>), (unsigned)a->rows, 128, 0, *a);
@@ -97,7 +98,8 @@ template <typename T, int V, int CURVE, bool GATED> static int launch(struct lan
     return ST_OK;
 }
 
-template <typename T, int V> static int by_kind(struct lane *lane, const struct act_call *a, enum act_kind kind, bool back)
+template <typename T, int V>
+static int by_kind(struct lane *lane, const struct act_call *a, enum act_kind kind, bool back)
 {
     switch (kind) {
     case ACT_SWIGLU:
@@ -113,7 +115,8 @@ template <typename T> static int act_run(struct lane *lane, struct act_call *a, 
 {
     constexpr int V = pack<T>::N;
     act_numbers(a, r);
-    bool vectors = aligned16(&a->x) && aligned16(&a->y) && absent_or_aligned16(&a->dy) && a->block % V == 0 && a->f % V == 0;
+    bool vectors =
+        aligned16(&a->x) && aligned16(&a->y) && absent_or_aligned16(&a->dy) && a->block % V == 0 && a->f % V == 0;
     return vectors ? by_kind<T, V>(lane, a, r->kind, back) : by_kind<T, 1>(lane, a, r->kind, back);
 }
 

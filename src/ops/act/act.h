@@ -29,18 +29,18 @@ struct act_rule {
     double clamp, alpha, offset;
     int64_t interleave; /* 0: gate and up are halves */
 };
-#define ACT_FWD_FIELDS(T, N, S, op)   \
-    T(op, x, IN, REAL, "rows gate*f") \
-    T(op, prob, OPT, WIDE, "rows")    \
-    T(op, y, OUT, REAL, "rows f")     \
+#define ACT_FWD_FIELDS(T, N, S, op)                                                                                    \
+    T(op, x, IN, REAL, "rows gate*f")                                                                                  \
+    T(op, prob, OPT, WIDE, "rows")                                                                                     \
+    T(op, y, OUT, REAL, "rows f")                                                                                      \
     S(op, struct act_rule rule)
 OP_ARGS(act_fwd, ACT_FWD_FIELDS);
-#define ACT_BWD_FIELDS(T, N, S, op)           \
-    T(op, dy, IN, REAL, "rows f")             \
-    T(op, x, IN, REAL, "rows gate*f")         \
-    T(op, prob, OPT, WIDE, "rows")            \
-    T(op, dx, OUT, REAL, "rows gate*f")       \
-    T(op, dprob, OPT_OUT, WIDE, "rows @prob") \
+#define ACT_BWD_FIELDS(T, N, S, op)                                                                                    \
+    T(op, dy, IN, REAL, "rows f")                                                                                      \
+    T(op, x, IN, REAL, "rows gate*f")                                                                                  \
+    T(op, prob, OPT, WIDE, "rows")                                                                                     \
+    T(op, dx, OUT, REAL, "rows gate*f")                                                                                \
+    T(op, dprob, OPT_OUT, WIDE, "rows @prob")                                                                          \
     S(op, struct act_rule rule)
 OP_ARGS(act_bwd, ACT_BWD_FIELDS);
 

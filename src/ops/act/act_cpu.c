@@ -66,8 +66,7 @@ INLINE float gated_bwd(enum curve k, const struct row *r)
             float g = gate[j] > limit ? limit : gate[j], u = up[j] > limit ? limit : up[j];
             u = u < -limit ? -limit : u;
             struct point p = curve_at(k, g, alpha);
-            float d = dy[j], by_gate = d * prob * p.slope * (u + offset),
-                  by_up = d * prob * p.value;
+            float d = dy[j], by_gate = d * prob * p.slope * (u + offset), by_up = d * prob * p.value;
             sum += d * p.value * (u + offset);
             by_gate = gate[j] > limit ? 0.0f : by_gate;
             by_up = up[j] > limit ? 0.0f : by_up;

@@ -16,8 +16,7 @@ static int kind_check(const char *op, const struct act_rule *r, struct err *e)
 static int rule_check(const char *op, const struct act_rule *r, int64_t f, struct err *e)
 {
     if (!(r->clamp >= 0) || !isfinite(r->clamp))
-        return err_set(e, ST_INVALID, "%s: clamp is %g, expected 0 (none) or a positive bound", op,
-                       r->clamp);
+        return err_set(e, ST_INVALID, "%s: clamp is %g, expected 0 (none) or a positive bound", op, r->clamp);
     if (r->interleave < 0 || (act_is_gated(r->kind) && r->interleave > 0 && f % r->interleave != 0))
         return err_set(e, ST_INVALID, "%s: interleave %lld does not divide the width %lld", op,
                        (long long)r->interleave, (long long)f);
@@ -38,7 +37,7 @@ int act_bwd_check(const struct act_bwd_args *a, struct err *e)
     return rule_check("act_bwd", &a->rule, a->dy.dim[1], e);
 }
 
-/* ---- descriptors --------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static const struct op_dim dims[] = {{"rows", 5}, {"f", 33}};
 
@@ -78,16 +77,14 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(act_fwd, a, c);
     *out = (struct op_cost){.flops = 12 * (double)tensor_elems(&a->y),
-                            .bytes = (double)tensor_bytes(&a->x) +
-                                     (double)tensor_bytes(&a->y)};
+                            .bytes = (double)tensor_bytes(&a->x) + (double)tensor_bytes(&a->y)};
 }
 
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(act_bwd, a, c);
     *out = (struct op_cost){.flops = 20 * (double)tensor_elems(&a->dy),
-                            .bytes = 2 * (double)tensor_bytes(&a->x) +
-                                     (double)tensor_bytes(&a->dy)};
+                            .bytes = 2 * (double)tensor_bytes(&a->x) + (double)tensor_bytes(&a->dy)};
 }
 
 /* Kinds by number: 0 swiglu, 1 geglu, 2 quick_geglu, 3 gelu, 4 quick_gelu, 5 relu2, 6 silu. */
@@ -119,44 +116,31 @@ static const struct op_sample samples[] = {
     {"rows=130 f=24 kind=1"},
 };
 static const struct op_sample bench[] = {
-    {"rows=4096 f=864 kind=0 no_prob=1"},
-    {"rows=4096 f=864 kind=2 clamp=7 offset=1"},
-    {"rows=4096 f=1280 kind=3 no_prob=1"},
-    {"rows=4096 f=1280 kind=5 no_prob=1"},
-    {"rows=16384 f=5632 kind=0 no_prob=1 gpu=1"},
-    {"rows=32768 f=1024 kind=0 gpu=1"},
+    {"rows=4096 f=864 kind=0 no_prob=1"},         {"rows=4096 f=864 kind=2 clamp=7 offset=1"},
+    {"rows=4096 f=1280 kind=3 no_prob=1"},        {"rows=4096 f=1280 kind=5 no_prob=1"},
+    {"rows=16384 f=5632 kind=0 no_prob=1 gpu=1"}, {"rows=32768 f=1024 kind=0 gpu=1"},
 };
 
-#define RULE_ATTRS(op)                                              \
-    OP_ATTR_IN(op, int, "kind", rule.kind, ACT_SWIGLU)              \
-    OP_ATTR_IN(op, double, "clamp", rule.clamp, 0)                  \
-    OP_ATTR_IN(op, double, "alpha", rule.alpha, 1.702)              \
-    OP_ATTR_IN(op, double, "offset", rule.offset, 0)                \
+#define RULE_ATTRS(op)                                                                                                 \
+    OP_ATTR_IN(op, int, "kind", rule.kind, ACT_SWIGLU)                                                                 \
+    OP_ATTR_IN(op, double, "clamp", rule.clamp, 0)                                                                     \
+    OP_ATTR_IN(op, double, "alpha", rule.alpha, 1.702)                                                                 \
+    OP_ATTR_IN(op, double, "offset", rule.offset, 0)                                                                   \
     OP_ATTR_IN(op, int64_t, "interleave", rule.interleave, 0)
 OP_FIELDS(act_fwd, ACT_FWD_FIELDS, );
 OP_ATTRS(act_fwd, ACT_FWD_FIELDS, RULE_ATTRS(act_fwd));
 OP_CALLS(act_fwd);
 const struct op_desc act_fwd_desc = {
-    OP_IS(act_fwd),
-    .number = fwd_number,
-    .summary = "the nonlinearity of an MLP, gated or plain",
-    OP_LIST(dims, dims),
-    .cost = fwd_cost,
-    .sample_fill = fill,
-    .backward = "act_bwd",
-    .tolerance = 2e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(act_fwd),        .number = fwd_number, .summary = "the nonlinearity of an MLP, gated or plain",
+    OP_LIST(dims, dims),   .cost = fwd_cost,     .sample_fill = fill,
+    .backward = "act_bwd", .tolerance = 2e-6,    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 OP_FIELDS(act_bwd, ACT_BWD_FIELDS, );
 OP_ATTRS(act_bwd, ACT_BWD_FIELDS, RULE_ATTRS(act_bwd));
 OP_CALLS(act_bwd);
 const struct op_desc act_bwd_desc = {
-    OP_IS(act_bwd),
-    .number = bwd_number,
-    .summary = "gradient of act_fwd",
-    OP_LIST(dims, dims),
-    .cost = bwd_cost,
-    .sample_fill = fill,
-    .tolerance = 3e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(act_bwd),      .number = bwd_number,      .summary = "gradient of act_fwd",
+    OP_LIST(dims, dims), .cost = bwd_cost,          .sample_fill = fill,
+    .tolerance = 3e-6,   OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

@@ -28,8 +28,7 @@ static double curve(const struct act_rule *r, double x, double *slope)
 }
 
 /* One output before prob, and its derivatives by gate (or x) and up. */
-static double one_value(const struct act_rule *r, double gate, double up, double *d_gate,
-                        double *d_up)
+static double one_value(const struct act_rule *r, double gate, double up, double *d_gate, double *d_up)
 {
     double limit = r->clamp > 0 ? r->clamp : INFINITY;
     double slope, value = curve(r, fmin(gate, limit), &slope);
@@ -71,8 +70,7 @@ int act_bwd_ref(struct lane *l, const struct act_bwd_args *a)
     for (int64_t r = 0; r < rows; r++) {
         const double *x = f64_row(&a->x, r), *dy = f64_row(&a->dy, r);
         double *dx = f64_row(&a->dx, r);
-        double prob = present(&a->prob) ? ((const double *)a->prob.data)[r] : 1, d_prob = 0, d_gate,
-               d_up;
+        double prob = present(&a->prob) ? ((const double *)a->prob.data)[r] : 1, d_prob = 0, d_gate, d_up;
         for (int64_t j = 0; j < f; j++) {
             columns(&a->rule, f, j, &gate, &up);
             d_prob += dy[j] * one_value(&a->rule, x[gate], x[up], &d_gate, &d_up);

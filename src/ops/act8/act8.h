@@ -10,25 +10,25 @@
 
 #include "ops/act/act.h"
 
-#define ACT8_FWD_FIELDS(T, N, S, op) \
-    T(op, x, IN, REAL, "")           \
-    T(op, q, OPT_SAVED, F8, "")      \
-    T(op, qs, OPT_SAVED, WIDE, "")   \
-    T(op, t, OPT_SAVED, F8, "")      \
-    T(op, ts, OPT_SAVED, WIDE, "")   \
-    T(op, work, WORK, U8, "")        \
-    N(op, int64_t, block, 128)       \
+#define ACT8_FWD_FIELDS(T, N, S, op)                                                                                   \
+    T(op, x, IN, REAL, "")                                                                                             \
+    T(op, q, OPT_SAVED, F8, "")                                                                                        \
+    T(op, qs, OPT_SAVED, WIDE, "")                                                                                     \
+    T(op, t, OPT_SAVED, F8, "")                                                                                        \
+    T(op, ts, OPT_SAVED, WIDE, "")                                                                                     \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, int64_t, block, 128)                                                                                         \
     S(op, struct act_rule rule)
 OP_ARGS(act8_fwd, ACT8_FWD_FIELDS);
-#define ACT8_BWD_FIELDS(T, N, S, op) \
-    T(op, dy, IN, REAL, "")          \
-    T(op, x, IN, REAL, "")           \
-    T(op, q, OPT_SAVED, F8, "")      \
-    T(op, qs, OPT_SAVED, WIDE, "")   \
-    T(op, t, OPT_SAVED, F8, "")      \
-    T(op, ts, OPT_SAVED, WIDE, "")   \
-    T(op, work, WORK, U8, "")        \
-    N(op, int64_t, block, 128)       \
+#define ACT8_BWD_FIELDS(T, N, S, op)                                                                                   \
+    T(op, dy, IN, REAL, "")                                                                                            \
+    T(op, x, IN, REAL, "")                                                                                             \
+    T(op, q, OPT_SAVED, F8, "")                                                                                        \
+    T(op, qs, OPT_SAVED, WIDE, "")                                                                                     \
+    T(op, t, OPT_SAVED, F8, "")                                                                                        \
+    T(op, ts, OPT_SAVED, WIDE, "")                                                                                     \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, int64_t, block, 128)                                                                                         \
     S(op, struct act_rule rule)
 OP_ARGS(act8_bwd, ACT8_BWD_FIELDS);
 

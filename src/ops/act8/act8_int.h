@@ -18,9 +18,9 @@ static inline struct tensor act8_values(const struct tensor *x, int64_t cols, vo
     return tensor_2d(work, x->dtype, x->dim[0], cols);
 }
 
-#define ACT8_QUANTISE(a, values)                                                                   \
-    {                                                                                              \
-        .x = (values), .q = (a)->q, .qs = (a)->qs, .t = (a)->t, .ts = (a)->ts, .block = (a)->block \
+#define ACT8_QUANTISE(a, values)                                                                                       \
+    {                                                                                                                  \
+        .x = (values), .q = (a)->q, .qs = (a)->qs, .t = (a)->t, .ts = (a)->ts, .block = (a)->block                     \
     }
 
 #endif

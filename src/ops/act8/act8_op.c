@@ -27,7 +27,7 @@ int act8_bwd_check(const struct act8_bwd_args *a, struct err *e)
     return quantise_check(&(struct quantise_args)ACT8_QUANTISE(a, dx), e);
 }
 
-/* ---- descriptors --------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static const struct op_dim dims[] = {{"rows", 5}, {"f", 32}};
 
@@ -99,17 +99,17 @@ static const struct op_sample samples[] = {
 };
 static const struct op_sample bench[] = {{"rows=4096 f=864 kind=0"}, {"rows=16384 f=5632 kind=0 gpu=1"}};
 
-#define RULE_ATTRS(op)                                        \
-    OP_ATTR_IN(op, int, "kind", rule.kind, ACT_SWIGLU)        \
-    OP_ATTR_IN(op, double, "clamp", rule.clamp, 0)            \
-    OP_ATTR_IN(op, double, "alpha", rule.alpha, 1.702)        \
-    OP_ATTR_IN(op, double, "offset", rule.offset, 0)          \
-    OP_ATTR_IN(op, int64_t, "interleave", rule.interleave, 0) \
+#define RULE_ATTRS(op)                                                                                                 \
+    OP_ATTR_IN(op, int, "kind", rule.kind, ACT_SWIGLU)                                                                 \
+    OP_ATTR_IN(op, double, "clamp", rule.clamp, 0)                                                                     \
+    OP_ATTR_IN(op, double, "alpha", rule.alpha, 1.702)                                                                 \
+    OP_ATTR_IN(op, double, "offset", rule.offset, 0)                                                                   \
+    OP_ATTR_IN(op, int64_t, "interleave", rule.interleave, 0)                                                          \
     OP_ATTR_EXTRA("e5m2", 0)
 /* A value next to a tie of two codes falls to either side, as devices compute the curve differently: 32 of 448. That
  * the codes are those of act followed by quantise, to the bit, is checked by tests/gpu/check_f8. */
 #define CODES_TOLERANCE 0.075
-#define CODES_NARROW    0.03
+#define CODES_NARROW 0.03
 
 OP_FIELDS(act8_fwd, ACT8_FWD_FIELDS, );
 OP_ATTRS(act8_fwd, ACT8_FWD_FIELDS, RULE_ATTRS(act8_fwd));

@@ -1,6 +1,6 @@
 /* adamw, CUDA version; see adamw.h. One kernel updates dozens of parameters: their addresses travel as its argument, so
- * neither a table in device memory nor a launch for each is needed. Blocks of BLOCK elements, distributed over the parameters in
- * order. */
+ * neither a table in device memory nor a launch for each is needed. Blocks of BLOCK elements, distributed over the
+ * parameters in order. */
 #include "ops/cuda/rows.cuh"
 #include "ops/adamw/adamw.h"
 
@@ -34,7 +34,8 @@ __device__ __forceinline__ void update(const struct rates &r, float g, float *p,
     *p -= r.step * *m / (sqrtf(*v * r.v_fix) + r.eps) + r.shrink * *p;
 }
 
-template <typename T> __device__ __forceinline__ void update_vector(const struct rates &r, const struct part &at, int64_t i)
+template <typename T>
+__device__ __forceinline__ void update_vector(const struct rates &r, const struct part &at, int64_t i)
 {
     float g[4], p[4], m[4], v[4];
     load_floats(at.g + i, g);
@@ -51,7 +52,8 @@ template <typename T> __device__ __forceinline__ void update_vector(const struct
         store_floats((T *)at.copy + i, p);
 }
 
-template <typename T> static __global__ void __launch_bounds__(256) adamw_parts(const __grid_constant__ struct adamw_call a)
+template <typename T>
+static __global__ void __launch_bounds__(256) adamw_parts(const __grid_constant__ struct adamw_call a)
 {
     if (a.scale[2] != 0)
         return;
@@ -61,9 +63,18 @@ template <typename T> static __global__ void __launch_bounds__(256) adamw_parts(
             k += d;
     const struct part &at = a.part[k];
     float lr = at.rate * (float)a.hyper[0];
-    struct rates r = {(float)a.scale[1], lr / (float)a.hyper[1], 1.0f / (float)a.hyper[2], lr * at.decay, a.beta1, a.beta2, a.rest1, a.rest2, a.eps};
+    struct rates r = {(float)a.scale[1],
+                      lr / (float)a.hyper[1],
+                      1.0f / (float)a.hyper[2],
+                      lr * at.decay,
+                      a.beta1,
+                      a.beta2,
+                      a.rest1,
+                      a.rest2,
+                      a.eps};
     int64_t first = (int64_t)(blockIdx.x - at.first_block) * BLOCK, end = min(at.n, first + BLOCK);
-    bool vectors = ((uintptr_t)at.p | (uintptr_t)at.g | (uintptr_t)at.m | (uintptr_t)at.v | (uintptr_t)at.copy) % 16 == 0;
+    bool vectors =
+        ((uintptr_t)at.p | (uintptr_t)at.g | (uintptr_t)at.m | (uintptr_t)at.v | (uintptr_t)at.copy) % 16 == 0;
     int64_t whole = vectors ? end - (end - first) % 4 : first;
     for (int64_t i = first + threadIdx.x * 4; i < whole; i += 256 * 4)
         update_vector<T>(r, at, i);
@@ -132,7 +143,8 @@ extern "C" int adamw_cuda(struct lane *l, const struct adamw_args *a)
         to->first_block = (uint32_t)blocks;
         blocks += ceil_div(to->n, BLOCK);
         if (blocks > INT32_MAX)
-            return err_set(l->err, ST_UNSUPPORTED, "adamw: a parameter of %lld elements is more than one launch takes", (long long)to->n);
+            return err_set(l->err, ST_UNSUPPORTED, "adamw: a parameter of %lld elements is more than one launch takes",
+                           (long long)to->n);
         if (c.parts == PARTS || blocks > INT32_MAX / 2) {
             TRY(launch(l, &c, (uint32_t)blocks, copy));
             c.parts = 0;

@@ -5,7 +5,8 @@
  *   g' = g * scale[1]; m = b1 m + (1-b1) g'; v = b2 v + (1-b2) g'^2;
  *   p -= lr * ( (m / hyper[1]) / (sqrt(v / hyper[2]) + eps) + decay * p ).
  * with lr = rate * hyper[0].
- * more: n_more further parameters (host memory, read during the call) with a decay and a rate of their own. Each is updated
+ * more: n_more further parameters (host memory, read during the call) with a decay and a rate of their own. Each is
+ * updated
  *   as by a call of its own, but a GPU needs one launch for dozens of them. */
 #ifndef BRAID_OPS_ADAMW_H
 #define BRAID_OPS_ADAMW_H
@@ -16,20 +17,20 @@ struct adamw_part {
     struct tensor p, g, m, v, copy;
     double decay, rate; /* rate: factor of the learning rate */
 };
-#define ADAMW_FIELDS(T, N, S, op)        \
-    T(op, p, STATE, WIDE, "n")           \
-    T(op, g, IN, WIDE, "n")              \
-    T(op, m, STATE, WIDE, "n")           \
-    T(op, v, STATE, WIDE, "n")           \
-    T(op, copy, OPT_OUT, REAL, "n")      \
-    T(op, hyper, IN, F64, "8")           \
-    T(op, scale, IN, F64, "4")           \
-    N(op, double, beta1, 0.9) \
-    N(op, double, beta2, 0.95) \
-    N(op, double, eps, 1e-8) \
-    N(op, double, decay, 0.1) \
-    N(op, double, rate, 1) \
-    N(op, int, n_more, 0)                \
+#define ADAMW_FIELDS(T, N, S, op)                                                                                      \
+    T(op, p, STATE, WIDE, "n")                                                                                         \
+    T(op, g, IN, WIDE, "n")                                                                                            \
+    T(op, m, STATE, WIDE, "n")                                                                                         \
+    T(op, v, STATE, WIDE, "n")                                                                                         \
+    T(op, copy, OPT_OUT, REAL, "n")                                                                                    \
+    T(op, hyper, IN, F64, "8")                                                                                         \
+    T(op, scale, IN, F64, "4")                                                                                         \
+    N(op, double, beta1, 0.9)                                                                                          \
+    N(op, double, beta2, 0.95)                                                                                         \
+    N(op, double, eps, 1e-8)                                                                                           \
+    N(op, double, decay, 0.1)                                                                                          \
+    N(op, double, rate, 1)                                                                                             \
+    N(op, int, n_more, 0)                                                                                              \
     S(op, const struct adamw_part *more)
 OP_ARGS(adamw, ADAMW_FIELDS);
 /* Parameter k of the call, 0 <= k <= n_more. */

@@ -31,11 +31,9 @@ static void update_one(const struct adamw_args *a, const struct adamw_part *part
     float *restrict p = part->p.data, *restrict m = part->m.data, *restrict v = part->v.data;
     int64_t n = part->p.dim[0];
     /* Everything that does not depend on the element, once and in double. */
-    float b1 = (float)a->beta1, c1 = (float)(1 - a->beta1), b2 = (float)a->beta2,
-          c2 = (float)(1 - a->beta2);
+    float b1 = (float)a->beta1, c1 = (float)(1 - a->beta1), b2 = (float)a->beta2, c2 = (float)(1 - a->beta2);
     double lr = part->rate * hyper[0];
-    float coef = (float)scale[1], step = (float)(lr / hyper[1]),
-          v_fix = (float)(1 / hyper[2]);
+    float coef = (float)scale[1], step = (float)(lr / hyper[1]), v_fix = (float)(1 / hyper[2]);
     float eps = (float)a->eps, shrink = (float)(lr * part->decay);
 #pragma omp parallel for simd schedule(static) if (n > 8192)
     for (int64_t i = 0; i < n; i++) {

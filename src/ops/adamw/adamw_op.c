@@ -35,8 +35,7 @@ int adamw_check(const struct adamw_args *a, struct err *e)
     CHECK_T("adamw", "hyper", &a->hyper, DT_F64, 1, 8);
     CHECK_T("adamw", "scale", &a->scale, DT_F64, 1, 4);
     if (!(a->beta1 >= 0 && a->beta1 < 1 && a->beta2 >= 0 && a->beta2 < 1))
-        return err_set(e, ST_INVALID, "adamw: beta1 is %g and beta2 is %g, expected 0 <= beta < 1",
-                       a->beta1, a->beta2);
+        return err_set(e, ST_INVALID, "adamw: beta1 is %g and beta2 is %g, expected 0 <= beta < 1", a->beta1, a->beta2);
     if (!(a->eps > 0 && isfinite(a->eps)))
         return err_set(e, ST_INVALID, "adamw: eps is %g, expected more than 0", a->eps);
     return ST_OK;
@@ -48,8 +47,7 @@ int adamw_value_check(const struct adamw_args *a, struct err *e)
     if (!isfinite(hyper[0]))
         return err_set(e, ST_NONFINITE, "adamw: the learning rate is %g", hyper[0]);
     if (!(hyper[1] > 0 && hyper[1] <= 1 && hyper[2] > 0 && hyper[2] <= 1)) {
-        err_set(e, ST_INVALID,
-                "adamw: bias corrections are %g and %g, expected 0 < 1 - beta^t <= 1", hyper[1],
+        err_set(e, ST_INVALID, "adamw: bias corrections are %g and %g, expected 0 < 1 - beta^t <= 1", hyper[1],
                 hyper[2]);
         return err_hint(e, "the step t counts from 1");
     }
@@ -58,20 +56,18 @@ int adamw_value_check(const struct adamw_args *a, struct err *e)
     return ST_OK;
 }
 
-/* ---- descriptor: p, m and v are updated in place, so they are outputs whose old values matter ---- */
+/* ---- descriptor: p, m and v are updated in place, so they are outputs whose old values matter  */
 
 /* step, lr, clip and skip are only for samples: they set what hyper and scale hold. parts: the elements are distributed
  * to so many parameters of one call. */
 enum { DIM_N, DIM_STEP, DIM_LR, DIM_CLIP, DIM_SKIP, DIM_PARTS };
-static const struct op_dim dims[] = {
-    {"n", 33}, {"step", 3}, {"lr", 0.01}, {"clip", 1}, {"skip", 0}, {"parts", 1}};
+static const struct op_dim dims[] = {{"n", 33}, {"step", 3}, {"lr", 0.01}, {"clip", 1}, {"skip", 0}, {"parts", 1}};
 
 static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
     OP_UNPACK(adamw, a, c);
     double step = c->dim[DIM_STEP];
-    double hyper[8] = {c->dim[DIM_LR], 1 - pow(a->beta1, step),
-                       1 - pow(a->beta2, step)};
+    double hyper[8] = {c->dim[DIM_LR], 1 - pow(a->beta1, step), 1 - pow(a->beta2, step)};
     double scale[4] = {1, c->dim[DIM_CLIP], c->dim[DIM_SKIP], 0};
     if (!op_arg_is(c, arg, "hyper") && !op_arg_is(c, arg, "scale") && !op_arg_is(c, arg, "v"))
         return false;
@@ -80,7 +76,7 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
         tensor_set(host, i,
                    op_arg_is(c, arg, "hyper")   ? hyper[i]
                    : op_arg_is(c, arg, "scale") ? scale[i]
-                                  : (double)(float)(z * z));
+                                                : (double)(float)(z * z));
     }
     return true;
 }
@@ -132,22 +128,28 @@ static void cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample samples[] = {
-    {"n=33"},         {"n=1 step=1"},
-    {"n=0"},          {"n=4097 clip=0.25 step=1000"},
-    {"n=100 skip=1"}, {"n=65 decay=0 beta1=0 beta2=0 step=1"},
-    {"n=64 lr=0"},    {"n=20000 eps=0.001 beta2=0.999 step=1"},
-    {"n=4096 no_copy=1"}, {"n=8200 parts=3"},
-    {"n=100001 parts=100"}, {"n=300 parts=2 rate=0.25"}, {"n=40 rate=0"},
+    {"n=33"},
+    {"n=1 step=1"},
+    {"n=0"},
+    {"n=4097 clip=0.25 step=1000"},
+    {"n=100 skip=1"},
+    {"n=65 decay=0 beta1=0 beta2=0 step=1"},
+    {"n=64 lr=0"},
+    {"n=20000 eps=0.001 beta2=0.999 step=1"},
+    {"n=4096 no_copy=1"},
+    {"n=8200 parts=3"},
+    {"n=100001 parts=100"},
+    {"n=300 parts=2 rate=0.25"},
+    {"n=40 rate=0"},
 };
-static const struct op_sample bench[] = {{"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}, {"n=33554432 parts=16 gpu=1"}};
+static const struct op_sample bench[] = {
+    {"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}, {"n=33554432 parts=16 gpu=1"}};
 
 OP_TABLES(adamw, ADAMW_FIELDS);
 const struct op_desc adamw_desc = {
-    OP_IS(adamw),
-    .summary = "one AdamW update of a parameter, in place",
-    OP_LIST(dims, dims),
-    .run = run, .cost = cost,
-    .sample_fill = fill,
-    .tolerance = 2e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(adamw),          .summary = "one AdamW update of a parameter, in place",
+    OP_LIST(dims, dims),   .run = run,
+    .cost = cost,          .sample_fill = fill,
+    .tolerance = 2e-6,     OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

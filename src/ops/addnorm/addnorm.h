@@ -15,30 +15,30 @@
 #include "ops/op.h"
 #include "ops/dropout/dropout.h"
 
-#define ADDNORM_FWD_FIELDS(T, N, S, op)     \
-    T(op, x, IN, REAL, "rows d")            \
-    T(op, f, OPT, REAL, "rows d")           \
-    T(op, bias, OPT, WIDE, "d &f")          \
-    T(op, w, OPT, WIDE, "d &y")             \
-    T(op, s, OPT_OUT, REAL, "rows d @f")    \
-    T(op, y, OPT_OUT, REAL, "rows d")       \
-    T(op, rstd, OPT_SAVED, WIDE, "rows @y") \
-    N(op, double, eps, 1e-5)                \
-    N(op, bool, zero_centered, 0)           \
+#define ADDNORM_FWD_FIELDS(T, N, S, op)                                                                                \
+    T(op, x, IN, REAL, "rows d")                                                                                       \
+    T(op, f, OPT, REAL, "rows d")                                                                                      \
+    T(op, bias, OPT, WIDE, "d &f")                                                                                     \
+    T(op, w, OPT, WIDE, "d &y")                                                                                        \
+    T(op, s, OPT_OUT, REAL, "rows d @f")                                                                               \
+    T(op, y, OPT_OUT, REAL, "rows d")                                                                                  \
+    T(op, rstd, OPT_SAVED, WIDE, "rows @y")                                                                            \
+    N(op, double, eps, 1e-5)                                                                                           \
+    N(op, bool, zero_centered, 0)                                                                                      \
     S(op, struct dropout_rule drop)
 OP_ARGS(addnorm_fwd, ADDNORM_FWD_FIELDS);
-#define ADDNORM_BWD_FIELDS(T, N, S, op) \
-    T(op, dy, OPT, REAL, "rows d")     \
-    T(op, ds, OPT, REAL, "rows d")     \
-    T(op, s, OPT, REAL, "rows d +dy")  \
-    T(op, w, OPT, WIDE, "d &dy")       \
-    T(op, rstd, OPT, WIDE, "rows +dy") \
-    T(op, dx, OUT, REAL, "rows d")     \
-    T(op, df, OPT_OUT, REAL, "rows d") \
-    T(op, dw, OPT_SUM, WIDE, "d &w")   \
-    T(op, dbias, OPT_SUM, WIDE, "d")   \
-    T(op, work, WORK, U8, "")          \
-    N(op, bool, zero_centered, 0)      \
+#define ADDNORM_BWD_FIELDS(T, N, S, op)                                                                                \
+    T(op, dy, OPT, REAL, "rows d")                                                                                     \
+    T(op, ds, OPT, REAL, "rows d")                                                                                     \
+    T(op, s, OPT, REAL, "rows d +dy")                                                                                  \
+    T(op, w, OPT, WIDE, "d &dy")                                                                                       \
+    T(op, rstd, OPT, WIDE, "rows +dy")                                                                                 \
+    T(op, dx, OUT, REAL, "rows d")                                                                                     \
+    T(op, df, OPT_OUT, REAL, "rows d")                                                                                 \
+    T(op, dw, OPT_SUM, WIDE, "d &w")                                                                                   \
+    T(op, dbias, OPT_SUM, WIDE, "d")                                                                                   \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, bool, zero_centered, 0)                                                                                      \
     S(op, struct dropout_rule drop)
 OP_ARGS(addnorm_bwd, ADDNORM_BWD_FIELDS);
 

@@ -37,8 +37,8 @@ static float sum_squares(const float *x, int64_t n)
 }
 
 /* s = x + (f + bias) * factor over n channels. The flags are constants. */
-INLINE void add_part(bool biased, bool dropped, int64_t n, const float *x, const float *f,
-                     const float *bias, const float *factor, float *s)
+INLINE void add_part(bool biased, bool dropped, int64_t n, const float *x, const float *f, const float *bias,
+                     const float *factor, float *s)
 {
 #pragma omp simd
     for (int64_t c = 0; c < n; c++) {
@@ -100,13 +100,12 @@ int CPU_NAME(addnorm_fwd_cpu)(struct lane *l, const struct addnorm_fwd_args *a)
 int64_t CPU_NAME(addnorm_bwd_work_cpu)(const struct addnorm_bwd_args *a)
 {
     int64_t sums = (a->dw.rank > 0) + (a->dbias.rank > 0);
-    return sums * ceil_div(rows_of(&a->dx), RMSNORM_BLOCK) * cols_of(&a->dx) *
-           (int64_t)sizeof(float);
+    return sums * ceil_div(rows_of(&a->dx), RMSNORM_BLOCK) * cols_of(&a->dx) * (int64_t)sizeof(float);
 }
 
 /* The sum of dy * gain * s, and dw += dy * s * rstd where wanted. */
-INLINE float dot_part(bool has_w, bool has_dw, int64_t d, const float *dy, const float *s,
-                      const float *w, float one, float rstd, float *dw)
+INLINE float dot_part(bool has_w, bool has_dw, int64_t d, const float *dy, const float *s, const float *w, float one,
+                      float rstd, float *dw)
 {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -120,8 +119,8 @@ INLINE float dot_part(bool has_w, bool has_dw, int64_t d, const float *dy, const
 }
 
 /* dx = ds + rstd * (dy * gain - s * k); dx may be ds. */
-INLINE void dx_part(bool has_w, bool has_ds, int64_t d, const float *dy, const float *s,
-                    const float *w, float one, const float *ds, float rstd, float k, float *dx)
+INLINE void dx_part(bool has_w, bool has_ds, int64_t d, const float *dy, const float *s, const float *w, float one,
+                    const float *ds, float rstd, float k, float *dx)
 {
 #pragma omp simd
     for (int64_t c = 0; c < d; c++) {

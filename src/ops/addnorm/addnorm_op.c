@@ -5,8 +5,7 @@
 #include "ops/opshape.h"
 
 /* The mask applies to tensors like `like`. */
-static int drop_check(const char *op, const struct dropout_rule *r, const struct tensor *like,
-                      struct err *e)
+static int drop_check(const char *op, const struct dropout_rule *r, const struct tensor *like, struct err *e)
 {
     struct dropout_args d = {.x = *like, .y = *like, .rule = *r};
     int st = dropout_check(&d, e);
@@ -25,7 +24,7 @@ int addnorm_bwd_check(const struct addnorm_bwd_args *a, struct err *e)
     return present(&a->df) || present(&a->dbias) ? drop_check("addnorm_bwd", &a->drop, &a->dx, e) : ST_OK;
 }
 
-/* ---- descriptors --------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static const struct op_dim dims[] = {{"rows", 5}, {"d", 33}};
 
@@ -110,34 +109,27 @@ static const struct op_sample bwd_bench[] = {
     {"rows=16384 d=2048 no_df=1 no_dbias=1"},
 };
 
-#define DROP_ATTRS(op)                                \
-    OP_ATTR_IN(op, double, "p", drop.p, 0)            \
-    OP_ATTR_IN(op, uint64_t, "key", drop.key, 77)     \
+#define DROP_ATTRS(op)                                                                                                 \
+    OP_ATTR_IN(op, double, "p", drop.p, 0)                                                                             \
+    OP_ATTR_IN(op, uint64_t, "key", drop.key, 77)                                                                      \
     OP_ATTR_IN(op, int64_t, "seq", drop.seq, 4)
 OP_FIELDS(addnorm_fwd, ADDNORM_FWD_FIELDS, OP_FIELD_IN(addnorm_fwd, "info", drop.info, OPT, I64, "4"));
 OP_ATTRS(addnorm_fwd, ADDNORM_FWD_FIELDS, DROP_ATTRS(addnorm_fwd));
 OP_CALLS(addnorm_fwd);
 const struct op_desc addnorm_fwd_desc = {
-    OP_IS(addnorm_fwd),
-    .summary = "residual add with bias and dropout, then rmsnorm",
-    OP_LIST(dims, dims),
-    .cost = fwd_cost,
-    .sample_fill = fill,
-    .backward = "addnorm_bwd",
-    .tolerance = 2e-6,
-    .narrow = 2e-3, /* the stream is rounded before it is normed */
-    .samples = samples, .n_samples = countof(samples) - BACKWARD_ONLY, OP_LIST(bench, bench),
+    OP_IS(addnorm_fwd),    .summary = "residual add with bias and dropout, then rmsnorm",
+    OP_LIST(dims, dims),   .cost = fwd_cost,
+    .sample_fill = fill,   .backward = "addnorm_bwd",
+    .tolerance = 2e-6,     .narrow = 2e-3, /* the stream is rounded before it is normed */
+    .samples = samples,    .n_samples = countof(samples) - BACKWARD_ONLY,
+    OP_LIST(bench, bench),
 };
-OP_FIELDS(addnorm_bwd, ADDNORM_BWD_FIELDS, OP_FIELD_IN(addnorm_bwd, "info", drop.info, OPT, I64, "4") OP_EXTRA("x", OPT, REAL, "rows d"));
+OP_FIELDS(addnorm_bwd, ADDNORM_BWD_FIELDS,
+          OP_FIELD_IN(addnorm_bwd, "info", drop.info, OPT, I64, "4") OP_EXTRA("x", OPT, REAL, "rows d"));
 OP_ATTRS(addnorm_bwd, ADDNORM_BWD_FIELDS, DROP_ATTRS(addnorm_bwd));
 OP_CALLS(addnorm_bwd);
 const struct op_desc addnorm_bwd_desc = {
-    OP_IS(addnorm_bwd),
-    .prepare = x_for_s,
-    .summary = "gradient of addnorm_fwd",
-    OP_LIST(dims, dims),
-    .cost = bwd_cost,
-    .sample_fill = fill,
-    .tolerance = 5e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bwd_bench),
+    OP_IS(addnorm_bwd),  .prepare = x_for_s,        .summary = "gradient of addnorm_fwd",
+    OP_LIST(dims, dims), .cost = bwd_cost,          .sample_fill = fill,
+    .tolerance = 5e-6,   OP_LIST(samples, samples), OP_LIST(bench, bwd_bench),
 };

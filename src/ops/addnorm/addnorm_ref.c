@@ -16,8 +16,7 @@ static double drop_factor(const struct dropout_rule *r, int64_t t, int64_t c)
     if (r->p == 0)
         return 1;
     const int64_t *info = r->info.data;
-    bool keep =
-        dropout_keep(r->key, dropout_threshold(r->p), info[0], info[1] + t / r->seq, t % r->seq, c);
+    bool keep = dropout_keep(r->key, dropout_threshold(r->p), info[0], info[1] + t / r->seq, t % r->seq, c);
     return keep ? 1 / (1 - r->p) : 0;
 }
 

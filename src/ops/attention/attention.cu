@@ -1,12 +1,13 @@
 /* attention on the GPU: which kernels a call takes, and the small kernels beside them; see attention_cuda.cuh.
  *
- * cuDNN (dev/cudnn.c) takes causal calls in bf16, with or without a window or a sink, where it is installed and likes the shape. Everything else, and
- * every call it refuses, runs on kernels of ours; on Hopper they also take the backward pass of heads of up to 128 channels. All write and read the
- * same lse, so a forward pass of one and a backward pass of the other fit together. fwd_kernels and bwd_kernels choose. */
+ * cuDNN (dev/cudnn.c) takes causal calls in bf16, with or without a window or a sink, where it is installed and likes
+ * the shape. Everything else, and every call it refuses, runs on kernels of ours; on Hopper they also take the backward
+ * pass of heads of up to 128 channels. All write and read the same lse, so a forward pass of one and a backward pass of
+ * the other fit together. fwd_kernels and bwd_kernels choose. */
 #include "ops/attention/attention_cuda.cuh"
 #include "ops/attention/attention.h"
 
-/* ---- sums by row --------------------------------------------------------------------------------------------------- */
+/* ---- sums by row ----------------------------------------------------------------------------- */
 
 /* delta[b][h][i] = sum of do * o: a warp for each row, rows in the order of memory. */
 template <typename T> __global__ void __launch_bounds__(256) row_delta(const attn_call<T> c)
@@ -14,7 +15,8 @@ template <typename T> __global__ void __launch_bounds__(256) row_delta(const att
     int64_t r = ((int64_t)blockIdx.x * 256 + threadIdx.x) / 32;
     if (r >= (int64_t)c.batch * c.rows * c.heads)
         return;
-    int h = (int)(r % c.heads), i = (int)(r / c.heads % c.rows), b = (int)(r / c.heads / c.rows), lane = threadIdx.x % 32;
+    int h = (int)(r % c.heads), i = (int)(r / c.heads % c.rows), b = (int)(r / c.heads / c.rows),
+        lane = threadIdx.x % 32;
     const T *d_o = c.dout.at(b, h) + i * c.dout.row, *o = c.o.at(b, h) + i * c.o.row;
     float sum = 0;
     if (c.aligned) {
@@ -40,7 +42,8 @@ template <typename T> __global__ void __launch_bounds__(256) sum_dsink(const att
     int h = blockIdx.x;
     float sum = 0, sink = c.sink[h];
     for (int b = 0; b < c.batch; b++) {
-        const float *lse = c.lse + b * c.lse_batch + h * c.lse_head, *delta = c.delta + ((int64_t)b * c.heads + h) * c.rows;
+        const float *lse = c.lse + b * c.lse_batch + h * c.lse_head,
+                    *delta = c.delta + ((int64_t)b * c.heads + h) * c.rows;
         for (int i = threadIdx.x; i < c.rows; i += 256)
             sum += expf(sink - lse[i]) * delta[i];
     }
@@ -49,7 +52,7 @@ template <typename T> __global__ void __launch_bounds__(256) sum_dsink(const att
         dsink[h] = (acc ? dsink[h] : 0.0f) - sum;
 }
 
-/* ---- a sink added to what the library computed without it: o * e^lse / (e^lse + e^sink) ------------------------------------- */
+/* ---- a sink added to what the library computed without it: o * e^lse / (e^lse + e^sink) ------ */
 
 __device__ __forceinline__ float sink_of(const attn_call<bf16> &c, int h) { return c.sink != NULL ? c.sink[h] : 0.0f; }
 
@@ -87,7 +90,7 @@ static int add_sink(struct lane *l, const attn_call<bf16> &c)
     return ST_OK;
 }
 
-/* ---- a call as kernels see it ---------------------------------------------------------------------------------------- */
+/* ---- a call as kernels see it ---------------------------------------------------------------- */
 
 template <typename T> static heads_view<T> view_of(const struct tensor *t)
 {
@@ -96,8 +99,9 @@ template <typename T> static heads_view<T> view_of(const struct tensor *t)
 }
 
 template <typename T>
-static attn_call<T> common_call(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *o, const struct tensor *lse,
-                                const struct tensor *sink, const struct tensor *doc, bool sink_zero, int64_t window, double scale,
+static attn_call<T> common_call(const struct tensor *q, const struct tensor *k, const struct tensor *v,
+                                const struct tensor *o, const struct tensor *lse, const struct tensor *sink,
+                                const struct tensor *doc, bool sink_zero, int64_t window, double scale,
                                 const struct dropout_rule *drop)
 {
     attn_call<T> c = {};
@@ -132,14 +136,16 @@ static attn_call<T> common_call(const struct tensor *q, const struct tensor *k, 
 
 template <typename T> static attn_call<T> fwd_call(const struct attention_fwd_args *a)
 {
-    attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero, a->window, a->scale, &a->drop);
+    attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero,
+                                    a->window, a->scale, &a->drop);
     c.start = (const int64_t *)a->start.data;
     return c;
 }
 
 template <typename T> static attn_call<T> bwd_call(const struct attention_bwd_args *a)
 {
-    attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero, a->window, a->scale, &a->drop);
+    attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero,
+                                    a->window, a->scale, &a->drop);
     c.dout = view_of<T>(&a->d_o);
     c.dq = view_of<T>(&a->dq);
     c.dk = view_of<T>(&a->dk);
@@ -149,7 +155,7 @@ template <typename T> static attn_call<T> bwd_call(const struct attention_bwd_ar
     return c;
 }
 
-/* ---- the library ------------------------------------------------------------------------------------------------------ */
+/* ---- the library ----------------------------------------------------------------------------- */
 
 /* Known from shapes, before memory is given. */
 static bool library_shape(const struct tensor *q, const struct tensor *k, const struct tensor *v)
@@ -157,8 +163,9 @@ static bool library_shape(const struct tensor *q, const struct tensor *k, const 
     return attention_not_library(q, k, v) == NULL;
 }
 
-static struct dnn_attention library_call(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *o,
-                                         const struct tensor *lse, double scale, int64_t window, const struct tensor *work)
+static struct dnn_attention library_call(const struct tensor *q, const struct tensor *k, const struct tensor *v,
+                                         const struct tensor *o, const struct tensor *lse, double scale, int64_t window,
+                                         const struct tensor *work)
 {
     struct dnn_attention x = {};
     x.q = *q;
@@ -194,12 +201,13 @@ static int try_library_bwd(struct lane *l, const struct attention_bwd_args *a, b
     return *done && present(&a->sink) ? sum_rows(l, a, bwd_call<bf16>(a)) : ST_OK;
 }
 
-/* ---- the choice --------------------------------------------------------------------------------------------------------- */
+/* ---- the choice ------------------------------------------------------------------------------ */
 
 /* What the library refuses goes to the tensor-core kernels, what they do not take to the plain ones. */
 enum kernels { LIBRARY, HOPPER, TENSOR_CORES, PLAIN };
 
-/* The library is twice as fast as our tensor-core kernels, but knows no documents, no cache and not our random numbers. */
+/* The library is twice as fast as our tensor-core kernels, but knows no documents, no cache and not our random numbers.
+ * */
 static enum kernels fwd_kernels(const struct attention_fwd_args *a)
 {
     if (library_shape(&a->q, &a->k, &a->v) && !present(&a->doc_start) && !present(&a->start) && a->drop.p == 0)
@@ -207,8 +215,9 @@ static enum kernels fwd_kernels(const struct attention_fwd_args *a)
     return a->q.dtype == DT_BF16 && mma_fits(fwd_call<bf16>(a)) ? TENSOR_CORES : PLAIN;
 }
 
-/* On Hopper our kernel is faster than the library, deterministic or not, at every shape of tests/gpu/bench_attention.cu that it takes, and needs no scratch
- * of all pairs. The library's deterministic backward goes over all keys, window or not: it takes about as long as our tensor-core kernels do at a window of a fifth of the rows. */
+/* On Hopper our kernel is faster than the library, deterministic or not, at every shape of tests/gpu/bench_attention.cu
+ * that it takes, and needs no scratch of all pairs. The library's deterministic backward goes over all keys, window or
+ * not: it takes about as long as our tensor-core kernels do at a window of a fifth of the rows. */
 static enum kernels bwd_kernels(const struct lane *l, const struct attention_bwd_args *a)
 {
     if (a->q.dtype != DT_BF16)
@@ -218,12 +227,13 @@ static enum kernels bwd_kernels(const struct lane *l, const struct attention_bwd
         return mma_fits(c) ? TENSOR_CORES : PLAIN;
     if (cuda_of(l)->hopper && c.aligned && attention_not_hopper(&a->q, &a->k, &a->v) == NULL)
         return HOPPER;
-    if (library_shape(&a->q, &a->k, &a->v) && !present(&a->doc_start) && (a->window == 0 || a->window >= a->k.dim[1] / 5))
+    if (library_shape(&a->q, &a->k, &a->v) && !present(&a->doc_start) &&
+        (a->window == 0 || a->window >= a->k.dim[1] / 5))
         return LIBRARY;
     return mma_fits(c) ? TENSOR_CORES : PLAIN;
 }
 
-/* ---- launchers -------------------------------------------------------------------------------------------------------- */
+/* ---- launchers ------------------------------------------------------------------------------- */
 
 extern "C" int64_t attention_fwd_work_cuda(const struct attention_fwd_args *a)
 {
@@ -235,8 +245,8 @@ extern "C" int64_t attention_fwd_work_cuda(const struct attention_fwd_args *a)
 
 static int64_t delta_bytes(const struct attention_bwd_args *a) { return a->q.dim[0] * a->q.dim[1] * a->q.dim[2] * 4; }
 
-/* From shapes alone, the GPU is not known. The library is given what it likes on GPUs that are not Hopper, unless that is a lot: then it makes do with what the
- * Hopper kernel needs, or the tensor-core kernels run. */
+/* From shapes alone, the GPU is not known. The library is given what it likes on GPUs that are not Hopper, unless that
+ * is a lot: then it makes do with what the Hopper kernel needs, or the tensor-core kernels run. */
 extern "C" int64_t attention_bwd_work_cuda(const struct attention_bwd_args *a)
 {
     const int64_t most = (int64_t)5 << 29;

@@ -6,7 +6,7 @@
 
 enum { BWD_WARPS = 4, BWD_THREADS = BWD_WARPS * 32 };
 
-/* ---- dk and dv: the scores transposed, keys x queries ------------------------------------------------------------- */
+/* ---- dk and dv: the scores transposed, keys x queries ---------------------------------------- */
 
 /* A warp owns 16 keys. Where both sums do not fit registers, the kernel runs once for each. */
 enum { KEYS_OF_BLOCK = BWD_WARPS * 16 };
@@ -23,7 +23,8 @@ template <int D, int DV, int ROWS> constexpr int dkdv_smem()
 }
 
 template <int D, int DV, int ROWS>
-__device__ __forceinline__ void load_queries(const attn_call<bf16> &c, bf16 *qs, bf16 *dos, row_data<ROWS> *rows, int first, int b, int h, int i0)
+__device__ __forceinline__ void load_queries(const attn_call<bf16> &c, bf16 *qs, bf16 *dos, row_data<ROWS> *rows,
+                                             int first, int b, int h, int i0)
 {
     load_tile<ROWS, D, BWD_THREADS>(qs, c.q.at(b, h), c.q.row, i0, c.rows, c.width, c.aligned);
     load_tile<ROWS, DV, BWD_THREADS>(dos, c.dout.at(b, h), c.dout.row, i0, c.rows, c.width_v, c.aligned);
@@ -39,7 +40,8 @@ __device__ __forceinline__ void load_queries(const attn_call<bf16> &c, bf16 *qs,
 }
 
 /* First and last query that see any of the keys j0 .. j1; lo > hi if none does. */
-__device__ __forceinline__ key_range queries_seeing(const attn_call<bf16> &c, int first, int b, int j0, int j1, int *scratch)
+__device__ __forceinline__ key_range queries_seeing(const attn_call<bf16> &c, int first, int b, int j0, int j1,
+                                                    int *scratch)
 {
     int64_t last = c.window > 0 ? (int64_t)j1 + c.window - 1 - first : c.rows - 1;
     key_range r = {max(0, j0 - first), (int)min((int64_t)c.rows - 1, last)};
@@ -83,9 +85,11 @@ __global__ void __launch_bounds__(BWD_THREADS) dkdv_mma(const attn_call<bf16> c)
     constexpr int N = ROWS / 8, Q_SIZE = ROWS * (D + TILE_PAD), DO_SIZE = ROWS * (DV + TILE_PAD);
     DYNAMIC_SHARED(uint4, pool, 16);
     __shared__ int scratch[2 * BWD_WARPS];
-    bf16 *ks = (bf16 *)pool, *vs = ks + KEYS_OF_BLOCK * (D + TILE_PAD), *qs = vs + KEYS_OF_BLOCK * (DV + TILE_PAD), *dos = qs + 2 * Q_SIZE;
+    bf16 *ks = (bf16 *)pool, *vs = ks + KEYS_OF_BLOCK * (D + TILE_PAD), *qs = vs + KEYS_OF_BLOCK * (DV + TILE_PAD),
+         *dos = qs + 2 * Q_SIZE;
     row_data<ROWS> *rows = (row_data<ROWS> *)(dos + 2 * DO_SIZE);
-    int groups = c.batch * c.groups, j0 = (int)(blockIdx.x / groups) * KEYS_OF_BLOCK, j1 = min(j0 + KEYS_OF_BLOCK, c.keys) - 1;
+    int groups = c.batch * c.groups, j0 = (int)(blockIdx.x / groups) * KEYS_OF_BLOCK,
+        j1 = min(j0 + KEYS_OF_BLOCK, c.keys) - 1;
     int b = (int)(blockIdx.x % groups) / c.groups, g = (int)(blockIdx.x % groups) % c.groups;
     int first = first_index(c), warp = threadIdx.x / 32, lane = threadIdx.x % 32, key = j0 + warp * 16 + lane / 4;
 
@@ -109,8 +113,8 @@ __global__ void __launch_bounds__(BWD_THREADS) dkdv_mma(const attn_call<bf16> c)
     for (int step = 0; step < steps; step++) {
         int stage = step % 2, next = step + 1;
         if (next < steps) {
-            load_queries<D, DV, ROWS>(c, qs + (stage ^ 1) * Q_SIZE, dos + (stage ^ 1) * DO_SIZE, rows + (stage ^ 1), first, b,
-                                      g * c.per_group + next / tiles, (t0 + next % tiles) * ROWS);
+            load_queries<D, DV, ROWS>(c, qs + (stage ^ 1) * Q_SIZE, dos + (stage ^ 1) * DO_SIZE, rows + (stage ^ 1),
+                                      first, b, g * c.per_group + next / tiles, (t0 + next % tiles) * ROWS);
             copies_commit();
             copies_wait<1>();
         } else {
@@ -151,7 +155,8 @@ __global__ void __launch_bounds__(BWD_THREADS) dkdv_mma(const attn_call<bf16> c)
                     float2 delta = *(const float2 *)&r->delta[n * 8 + lane % 4 * 2];
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        ds[0][n][e] = p[0][n][e] * ((DROP ? kept[DROP ? n : 0][e] * ds[0][n][e] : ds[0][n][e]) - (e % 2 ? delta.y : delta.x));
+                        ds[0][n][e] = p[0][n][e] * ((DROP ? kept[DROP ? n : 0][e] * ds[0][n][e] : ds[0][n][e]) -
+                                                    (e % 2 ? delta.y : delta.x));
                 }
                 product_channels<D, 1, N>(dk, ds, q);
             }
@@ -179,7 +184,8 @@ __global__ void __launch_bounds__(BWD_THREADS) dkdv_mma(const attn_call<bf16> c)
     }
 }
 
-template <int D, int DV, int ROWS, bool DO_K, bool DO_V, bool DROP> static int launch_dkdv(struct lane *l, const attn_call<bf16> &c)
+template <int D, int DV, int ROWS, bool DO_K, bool DO_V, bool DROP>
+static int launch_dkdv(struct lane *l, const attn_call<bf16> &c)
 {
     int64_t tiles = ceil_div(c.keys, KEYS_OF_BLOCK);
     auto kernel = dkdv_mma<D, DV, ROWS, DO_K, DO_V, DROP>;
@@ -188,7 +194,7 @@ template <int D, int DV, int ROWS, bool DO_K, bool DO_V, bool DROP> static int l
     return ST_OK;
 }
 
-/* ---- dq: queries x keys --------------------------------------------------------------------------------------------- */
+/* ---- dq: queries x keys ---------------------------------------------------------------------- */
 
 template <int D, int DV, int M, int KEYS> constexpr int dq_smem()
 {
@@ -207,12 +213,15 @@ template <int N> __device__ __forceinline__ void mask_rows(float (*ds)[4], const
         }
 }
 
-template <int D, int DV, int M, int KEYS, bool DROP> __global__ void __launch_bounds__(BWD_THREADS) dq_mma(const attn_call<bf16> c)
+template <int D, int DV, int M, int KEYS, bool DROP>
+__global__ void __launch_bounds__(BWD_THREADS) dq_mma(const attn_call<bf16> c)
 {
-    constexpr int ROWS = BWD_WARPS * 16 * M, N = KEYS / 8, K_SIZE = KEYS * (D + TILE_PAD), V_SIZE = KEYS * (DV + TILE_PAD);
+    constexpr int ROWS = BWD_WARPS * 16 * M, N = KEYS / 8, K_SIZE = KEYS * (D + TILE_PAD),
+                  V_SIZE = KEYS * (DV + TILE_PAD);
     DYNAMIC_SHARED(uint4, pool, 16);
     __shared__ int scratch[2 * BWD_WARPS];
-    bf16 *qs = (bf16 *)pool, *dos = qs + ROWS * (D + TILE_PAD), *ks = dos + ROWS * (DV + TILE_PAD), *vs = ks + 2 * K_SIZE;
+    bf16 *qs = (bf16 *)pool, *dos = qs + ROWS * (D + TILE_PAD), *ks = dos + ROWS * (DV + TILE_PAD),
+         *vs = ks + 2 * K_SIZE;
     int tiles = (c.rows + ROWS - 1) / ROWS, heads = c.batch * c.heads;
     int i0 = (tiles - 1 - (int)(blockIdx.x / heads)) * ROWS;
     int b = (int)(blockIdx.x % heads) / c.heads, h = (int)(blockIdx.x % heads) % c.heads, g = h / c.per_group;
@@ -250,8 +259,10 @@ template <int D, int DV, int M, int KEYS, bool DROP> __global__ void __launch_bo
     copies_commit();
     for (; t <= end; t++, stage ^= 1) {
         if (t < end) {
-            load_tile<KEYS, D, BWD_THREADS>(ks + (stage ^ 1) * K_SIZE, k, c.k.row, (t + 1) * KEYS, c.keys, c.width, c.aligned);
-            load_tile<KEYS, DV, BWD_THREADS>(vs + (stage ^ 1) * V_SIZE, v, c.v.row, (t + 1) * KEYS, c.keys, c.width_v, c.aligned);
+            load_tile<KEYS, D, BWD_THREADS>(ks + (stage ^ 1) * K_SIZE, k, c.k.row, (t + 1) * KEYS, c.keys, c.width,
+                                            c.aligned);
+            load_tile<KEYS, DV, BWD_THREADS>(vs + (stage ^ 1) * V_SIZE, v, c.v.row, (t + 1) * KEYS, c.keys, c.width_v,
+                                             c.aligned);
             copies_commit();
             copies_wait<1>();
         } else {
@@ -280,7 +291,8 @@ template <int D, int DV, int M, int KEYS, bool DROP> __global__ void __launch_bo
                 for (int n = 0; n < N; n++)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        ds[m][n][e] = exp2_fast(p[m][n][e] * (c.scale * LOG2E) - log2_sum[m][e / 2]) * (ds[m][n][e] - delta[m][e / 2]);
+                        ds[m][n][e] = exp2_fast(p[m][n][e] * (c.scale * LOG2E) - log2_sum[m][e / 2]) *
+                                      (ds[m][n][e] - delta[m][e / 2]);
                 if (!all)
                     mask_rows<N>(ds[m], seen[m], j0);
             }
@@ -327,4 +339,7 @@ template <bool DROP> static int by_width(struct lane *l, const attn_call<bf16> &
     return launch_dq<256, 256, 1, 32, DROP>(l, c);
 }
 
-int attention_bwd_mma(struct lane *l, const attn_call<bf16> &c) { return c.drop_info != NULL ? by_width<true>(l, c) : by_width<false>(l, c); }
+int attention_bwd_mma(struct lane *l, const attn_call<bf16> &c)
+{
+    return c.drop_info != NULL ? by_width<true>(l, c) : by_width<false>(l, c);
+}

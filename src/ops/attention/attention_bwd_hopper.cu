@@ -7,8 +7,8 @@
  * bulk copies. dq of a tile is summed over key blocks in fp32 in scratch memory, in the order of keys: each block waits
  * for its turn, so the sum has one order. The block of the diagonal is the last and rounds it. Where few kv heads have
  * many query heads, several blocks take some of these each, and dk and dv are summed in the same manner. Only two
- * threads ever wait for turns, and blocks are taken by ticket, first keys first, so the blocks that a block waits for have
- * begun before it and are a little ahead.
+ * threads ever wait for turns, and blocks are taken by ticket, first keys first, so the blocks that a block waits for
+ * have begun before it and are a little ahead.
  *
  * Before: prepare_rows collects what tiles need by row (logarithm of the sum, sum of do * o, first key) and clears
  * turns. */
@@ -26,7 +26,7 @@ struct bwd_maps {
     CUtensorMap q, k, v, dout;
 };
 
-/* ---- shared memory ------------------------------------------------------------------------------------------------- */
+/* ---- shared memory --------------------------------------------------------------------------- */
 
 /* Boxes of 64 channels or keys, as bulk copies with the 128-byte swizzle leave them. */
 template <int D> struct bwd_pool {
@@ -35,8 +35,8 @@ template <int D> struct bwd_pool {
     bf16 ds[2][KEYS / 64][ROWS][64];
     float dq[2][8][128][4]; /* of each group: registers of its threads */
     row_record<ROWS> rows[2];
-    uint64_t k_full, v_full, kv_empty, q_full[2], q_empty[2], do_full[2], do_empty[2], dq_full, dq_empty, sum_full, turn_full,
-        turn_empty, item_full, item_empty;
+    uint64_t k_full, v_full, kv_empty, q_full[2], q_empty[2], do_full[2], do_empty[2], dq_full, dq_empty, sum_full,
+        turn_full, turn_empty, item_full, item_empty;
     int item;
 };
 
@@ -74,7 +74,7 @@ template <int D> __device__ __forceinline__ int next_item(bwd_pool<D> *s, uint32
     return item;
 }
 
-/* ---- the copying thread -------------------------------------------------------------------------------------------- */
+/* ---- the copying thread ---------------------------------------------------------------------- */
 
 template <int D, int ROWS>
 __device__ __forceinline__ void load_boxes(bf16 (*dst)[ROWS][64], const CUtensorMap *map, int row, int head, int batch,
@@ -121,7 +121,7 @@ template <int D> __device__ __forceinline__ void bring(const bwd_job &j, const b
     }
 }
 
-/* ---- the threads that sum ------------------------------------------------------------------------------------------ */
+/* ---- the threads that sum -------------------------------------------------------------------- */
 
 /* Takes what the workers leave in s->dq to a sum in memory; as the last one, brings the sum to the workers instead.
  * before: who came before. */
@@ -202,7 +202,7 @@ template <int D> __device__ __forceinline__ void sum_up(const bwd_job &j, bwd_po
     }
 }
 
-/* ---- the workers --------------------------------------------------------------------------------------------------- */
+/* ---- the workers ----------------------------------------------------------------------------- */
 
 /* Adds bytes to where a tile of wgmma begins. */
 __device__ __forceinline__ uint64_t tile_plus(uint64_t tile, uint32_t bytes) { return tile + (bytes >> 4); }
@@ -531,7 +531,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-/* ---- launch -------------------------------------------------------------------------------------------------------- */
+/* ---- launch ---------------------------------------------------------------------------------- */
 
 /* The parts of the scratch; a job without memory gives its size. */
 struct bwd_layout {

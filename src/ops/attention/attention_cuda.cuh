@@ -32,7 +32,7 @@ template <typename T> struct attn_call {
     int batch, heads, groups, per_group, rows, keys, width, width_v, window;
     float scale;
     bool sink_zero;
-    bool aligned; /* every row of every tensor can be taken 16 bytes at a time */
+    bool aligned;             /* every row of every tensor can be taken 16 bytes at a time */
     const int64_t *drop_info; /* NULL: no weights are dropped */
     uint64_t drop_key;
     uint32_t drop_threshold;
@@ -48,7 +48,8 @@ struct head_drop {
 };
 template <typename T> __device__ __forceinline__ head_drop drop_of(const attn_call<T> &c, int b, int h)
 {
-    head_drop d = {attention_drop_key(c.drop_key, h), c.drop_info[0], c.drop_info[1] + b, c.drop_threshold, c.drop_kept};
+    head_drop d = {attention_drop_key(c.drop_key, h), c.drop_info[0], c.drop_info[1] + b, c.drop_threshold,
+                   c.drop_kept};
     return d;
 }
 __device__ __forceinline__ float drop_factor(const head_drop &d, int i, int j)
@@ -96,7 +97,10 @@ __device__ __forceinline__ uint32_t pack2(float x, float y)
 }
 
 /* What the tensor-core kernels take; they look for the largest score before they scale. */
-static inline bool mma_fits(const attn_call<bf16> &c) { return c.width > 0 && c.width_v > 0 && c.width <= 256 && c.width_v <= 256 && c.scale > 0; }
+static inline bool mma_fits(const attn_call<bf16> &c)
+{
+    return c.width > 0 && c.width_v > 0 && c.width <= 256 && c.width_v <= 256 && c.scale > 0;
+}
 int attention_fwd_mma(struct lane *l, const attn_call<bf16> &c);
 int attention_bwd_mma(struct lane *l, const attn_call<bf16> &c);
 /* Hopper's own instructions, for what attention_not_hopper does not refuse, aligned. Scratch: from shapes alone. */

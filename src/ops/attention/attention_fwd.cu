@@ -60,7 +60,8 @@ __device__ __forceinline__ void softmax_step(float (*s)[4], float (*acc)[4], flo
 
 /* The sink joins the softmax last; then the row of the output and the logarithm of its sum. */
 template <int DV>
-__device__ __forceinline__ void finish_row(const attn_call<bf16> &c, int b, int h, int i, const float (*acc)[4], int half, float top, float sum)
+__device__ __forceinline__ void finish_row(const attn_call<bf16> &c, int b, int h, int i, const float (*acc)[4],
+                                           int half, float top, float sum)
 {
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
@@ -78,7 +79,8 @@ __device__ __forceinline__ void finish_row(const attn_call<bf16> &c, int b, int 
         c.lse[b * c.lse_batch + h * c.lse_head + i] = sum > 0 ? (top + log2f(sum)) * LN2 : -INFINITY;
 }
 
-template <int D, int DV, int M, int KEYS, bool DROP> __global__ void __launch_bounds__(FWD_WARPS * 32) fwd_mma(const attn_call<bf16> c)
+template <int D, int DV, int M, int KEYS, bool DROP>
+__global__ void __launch_bounds__(FWD_WARPS * 32) fwd_mma(const attn_call<bf16> c)
 {
     constexpr int ROWS = FWD_WARPS * 16 * M, N = KEYS / 8, THREADS = FWD_WARPS * 32;
     constexpr int K_SIZE = KEYS * (D + TILE_PAD), V_SIZE = KEYS * (DV + TILE_PAD);
@@ -88,7 +90,8 @@ template <int D, int DV, int M, int KEYS, bool DROP> __global__ void __launch_bo
     int tiles = (c.rows + ROWS - 1) / ROWS, heads = c.batch * c.heads;
     int i0 = (tiles - 1 - (int)(blockIdx.x / heads)) * ROWS; /* long rows first */
     int b = (int)(blockIdx.x % heads) / c.heads, h = (int)(blockIdx.x % heads) % c.heads, g = h / c.per_group;
-    int first = first_index(c), last_key = min(c.keys, first + c.rows), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int first = first_index(c), last_key = min(c.keys, first + c.rows), warp = threadIdx.x / 32,
+        lane = threadIdx.x % 32;
     const bf16 *k = c.k.at(b, g), *v = c.v.at(b, g);
 
     key_range seen[M][2], mine = {0x7fffffff, -1};
@@ -119,8 +122,10 @@ template <int D, int DV, int M, int KEYS, bool DROP> __global__ void __launch_bo
     copies_commit();
     for (; t <= end; t++, stage ^= 1) {
         if (t < end) {
-            load_tile<KEYS, D, THREADS>(ks + (stage ^ 1) * K_SIZE, k, c.k.row, (t + 1) * KEYS, last_key, c.width, c.aligned);
-            load_tile<KEYS, DV, THREADS>(vs + (stage ^ 1) * V_SIZE, v, c.v.row, (t + 1) * KEYS, last_key, c.width_v, c.aligned);
+            load_tile<KEYS, D, THREADS>(ks + (stage ^ 1) * K_SIZE, k, c.k.row, (t + 1) * KEYS, last_key, c.width,
+                                        c.aligned);
+            load_tile<KEYS, DV, THREADS>(vs + (stage ^ 1) * V_SIZE, v, c.v.row, (t + 1) * KEYS, last_key, c.width_v,
+                                         c.aligned);
             copies_commit();
             copies_wait<1>();
         } else {
@@ -157,7 +162,8 @@ template <int D, int DV, int M, int KEYS, bool DROP> __global__ void __launch_bo
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            finish_row<DV>(c, b, h, i0 + warp * 16 * M + m * 16 + half * 8 + lane / 4, acc[m], half, top[m][half] * (c.scale * LOG2E), sum[m][half]);
+            finish_row<DV>(c, b, h, i0 + warp * 16 * M + m * 16 + half * 8 + lane / 4, acc[m], half,
+                           top[m][half] * (c.scale * LOG2E), sum[m][half]);
 }
 
 template <int D, int DV, int M, int KEYS, bool DROP> static int launch_fwd(struct lane *l, const attn_call<bf16> &c)
@@ -180,4 +186,7 @@ template <bool DROP> static int by_width(struct lane *l, const attn_call<bf16> &
     return launch_fwd<256, 256, 1, 32, DROP>(l, c);
 }
 
-int attention_fwd_mma(struct lane *l, const attn_call<bf16> &c) { return c.drop_info != NULL ? by_width<true>(l, c) : by_width<false>(l, c); }
+int attention_fwd_mma(struct lane *l, const attn_call<bf16> &c)
+{
+    return c.drop_info != NULL ? by_width<true>(l, c) : by_width<false>(l, c);
+}

@@ -43,8 +43,7 @@ _Static_assert((int)KEY_BLOCK <= (int)DROPOUT_RUN, "a block of keys has one run 
 /* Scores of VL queries against the keys of a span become probabilities relative to the largest
  * score so far. Returns what to scale earlier sums and outputs by. Hidden keys weigh exactly
  * nothing, even where no key is visible yet. */
-static vec softmax_lanes(const struct queries *q, struct scratch *s, int64_t lane, struct span keys,
-                         int64_t key)
+static vec softmax_lanes(const struct queries *q, struct scratch *s, int64_t lane, struct span keys, int64_t key)
 {
     vec before = *(const vec *)(s->max + lane), top = before, sum = {0};
     for (int64_t k = keys.from; k < keys.to; k++) {
@@ -64,8 +63,8 @@ static vec softmax_lanes(const struct queries *q, struct scratch *s, int64_t lan
     return shrink;
 }
 
-static void softmax_panel(const struct queries *q, struct scratch *s, int panel, struct span keys,
-                          int64_t key, int64_t d_v)
+static void softmax_panel(const struct queries *q, struct scratch *s, int panel, struct span keys, int64_t key,
+                          int64_t d_v)
 {
     for (int64_t lane = panel * PANEL; lane < (panel + 1) * PANEL; lane += VL) {
         vec shrink = softmax_lanes(q, s, lane, keys, key);
@@ -74,12 +73,11 @@ static void softmax_panel(const struct queries *q, struct scratch *s, int panel,
     }
 }
 
-static void finish_block(const struct attention_fwd_args *a, const struct queries *q,
-                         struct scratch *s, int64_t batch, int64_t head)
+static void finish_block(const struct attention_fwd_args *a, const struct queries *q, struct scratch *s, int64_t batch,
+                         int64_t head)
 {
     int64_t d_v = a->v.dim[3];
-    float *lse =
-        (float *)a->lse.data + batch * a->lse.stride[0] + head * a->lse.stride[1] + q->first;
+    float *lse = (float *)a->lse.data + batch * a->lse.stride[0] + head * a->lse.stride[1] + q->first;
     for (int64_t i = 0; i < q->count; i++) {
         bool any = s->sum[i] > 0 || isnan(s->sum[i]);
         lse[i] = any ? s->max[i] + logf(s->sum[i]) : -INFINITY;
@@ -91,12 +89,11 @@ static void finish_block(const struct attention_fwd_args *a, const struct querie
         for (int i = 0; i < QUERY_BLOCK; i++)
             o[i] *= s->sum[i];
     }
-    transpose(head_at(&a->o, batch, q->first, head), a->o.stride[1], s->o, QUERY_BLOCK, d_v,
-              q->count, 1.0f);
+    transpose(head_at(&a->o, batch, q->first, head), a->o.stride[1], s->o, QUERY_BLOCK, d_v, q->count, 1.0f);
 }
 
-static void fwd_block(const struct attention_fwd_args *a, const struct mask *mask, int64_t batch,
-                      int64_t head, int64_t block, float *memory)
+static void fwd_block(const struct attention_fwd_args *a, const struct mask *mask, int64_t batch, int64_t head,
+                      int64_t block, float *memory)
 {
     int64_t d = a->q.dim[3], d_v = a->v.dim[3], group = head / (a->q.dim[2] / a->k.dim[2]);
     struct scratch s = {.q = take(&memory, d * QUERY_BLOCK),
@@ -117,8 +114,7 @@ static void fwd_block(const struct attention_fwd_args *a, const struct mask *mas
         s.o[i] = 0;
     for (int64_t i = 0; q.count < QUERY_BLOCK && i < d * QUERY_BLOCK; i++)
         s.q[i] = 0;
-    transpose(s.q, QUERY_BLOCK, head_at(&a->q, batch, q.first, head), a->q.stride[1], q.count, d,
-              (float)a->scale);
+    transpose(s.q, QUERY_BLOCK, head_at(&a->q, batch, q.first, head), a->q.stride[1], q.count, d, (float)a->scale);
 
     int panels = (int)ceil_div(q.count, PANEL);
     for (int64_t key = q.low_min / KEY_BLOCK * KEY_BLOCK; key <= q.high_max; key += KEY_BLOCK) {
@@ -140,7 +136,8 @@ static void fwd_block(const struct attention_fwd_args *a, const struct mask *mas
                                        .depth = d});
             softmax_panel(&q, &s, panel, keys, key, d_v);
             if (drop.kept != 0)
-                attention_drop_block(&drop, q.first + panel * PANEL, PANEL, key, keys.from, keys.to, s.p + panel * PANEL, QUERY_BLOCK);
+                attention_drop_block(&drop, q.first + panel * PANEL, PANEL, key, keys.from, keys.to,
+                                     s.p + panel * PANEL, QUERY_BLOCK);
             multiply(&(struct product){.a = head_at(&a->v, batch, key + keys.from, group),
                                        .a_row = 1,
                                        .a_step = a->v.stride[1],
@@ -167,14 +164,12 @@ static void fetch_row(const float *row, int64_t n)
 }
 
 /* One query by itself: decoding. Keys go by in chunks that share one maximum. */
-static void fwd_row(const struct attention_fwd_args *a, const struct mask *mask, int64_t batch,
-                    int64_t head, int64_t i)
+static void fwd_row(const struct attention_fwd_args *a, const struct mask *mask, int64_t batch, int64_t head, int64_t i)
 {
     int64_t d = a->q.dim[3], d_v = a->v.dim[3], group = head / (a->q.dim[2] / a->k.dim[2]);
     int64_t at = mask->start + i, low = mask->window > 0 ? max_i64(0, at - mask->window + 1) : 0;
     if (present(mask->doc_start))
-        low = max_i64(
-            low, ((const int32_t *)mask->doc_start->data + batch * mask->doc_start->stride[0])[i]);
+        low = max_i64(low, ((const int32_t *)mask->doc_start->data + batch * mask->doc_start->stride[0])[i]);
     const float *q = head_at(&a->q, batch, i, head);
     float *o = head_at(&a->o, batch, i, head), scale = (float)a->scale, p[KEY_BLOCK];
     bool has_sink;
@@ -244,8 +239,7 @@ int CPU_NAME(attention_fwd_cpu)(struct lane *l, const struct attention_fwd_args 
 #pragma omp parallel for schedule(dynamic)
     for (int64_t u = 0; u < n_batch * heads * blocks; u++) {
         float *mine = align_floats((float *)a->work.data + omp_get_thread_num() * each);
-        fwd_block(a, &mask, u / (blocks * heads), u / blocks % heads, blocks - 1 - u % blocks,
-                  mine);
+        fwd_block(a, &mask, u / (blocks * heads), u / blocks % heads, blocks - 1 - u % blocks, mine);
     }
     return ST_OK;
 }

@@ -4,8 +4,8 @@
 #include "ops/opshape.h"
 
 /* What shapes cannot say, for both directions. */
-static int check_common(const char *op, const struct tensor *q, const struct tensor *k, const struct tensor *sink, bool sink_zero, int64_t window,
-                        const struct dropout_rule *drop, struct err *e)
+static int check_common(const char *op, const struct tensor *q, const struct tensor *k, const struct tensor *sink,
+                        bool sink_zero, int64_t window, const struct dropout_rule *drop, struct err *e)
 {
     if (!(drop->p >= 0 && drop->p < 1))
         return err_set(e, ST_INVALID, "%s: p is %g, expected 0 <= p < 1", op, drop->p);
@@ -15,11 +15,10 @@ static int check_common(const char *op, const struct tensor *q, const struct ten
         return err_set(e, ST_INVALID, "%s: %lld query heads cannot share %lld kv heads evenly", op,
                        (long long)q->dim[2], (long long)k->dim[2]);
     if (k->dim[1] >= INT32_MAX || q->dim[1] >= INT32_MAX)
-        return err_set(e, ST_INVALID, "%s: %lld queries and %lld keys, each must be below 2^31 - 1",
-                       op, (long long)q->dim[1], (long long)k->dim[1]);
+        return err_set(e, ST_INVALID, "%s: %lld queries and %lld keys, each must be below 2^31 - 1", op,
+                       (long long)q->dim[1], (long long)k->dim[1]);
     if (window < 0 || window > INT32_MAX)
-        return err_set(e, ST_INVALID, "%s: window is %lld, expected 0 (none) to %d", op,
-                       (long long)window, INT32_MAX);
+        return err_set(e, ST_INVALID, "%s: window is %lld, expected 0 (none) to %d", op, (long long)window, INT32_MAX);
     if (present(sink) && sink_zero)
         return err_set(e, ST_INVALID, "%s: sink and sink_zero exclude each other", op);
     return ST_OK;
@@ -67,19 +66,16 @@ int attention_start(const struct attention_fwd_args *a, int64_t *start, struct e
     int64_t n = a->q.dim[1], n_keys = a->k.dim[1];
     *start = present(&a->start) ? ((const int64_t *)a->start.data)[0] : n_keys - n;
     if (*start > n_keys - n)
-        return err_set(
-            e, ST_INVALID,
-            "attention_fwd: start %lld + %lld queries is beyond the %lld keys of the cache",
-            (long long)*start, (long long)n, (long long)n_keys);
+        return err_set(e, ST_INVALID, "attention_fwd: start %lld + %lld queries is beyond the %lld keys of the cache",
+                       (long long)*start, (long long)n, (long long)n_keys);
     *start = max_i64(*start, -n); /* further back no query sees a key either */
     return ST_OK;
 }
 
-/* ---- descriptors --------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 enum { BATCH, S, SKV, H, G, D, DV };
-static const struct op_dim dims[] = {{"b", 2}, {"s", 7}, {"skv", 0}, {"h", 3},
-                                      {"g", 3}, {"d", 8}, {"dv", 0}};
+static const struct op_dim dims[] = {{"b", 2}, {"s", 7}, {"skv", 0}, {"h", 3}, {"g", 3}, {"d", 8}, {"dv", 0}};
 
 /* skv and dv are s and d unless named. */
 static int64_t dim_of(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
@@ -167,7 +163,8 @@ static const struct op_sample samples[] = {
     {"b=1 s=200 h=3 g=1 d=64 no_sink=1 strided=1"},
     {"b=1 s=37 skv=20 h=2 g=2 d=8 no_doc_start=1 no_start=1"},
     {"b=1 s=33 skv=300 h=1 g=1 d=128 dv=48 sink_zero=1 no_sink=1 no_doc_start=1"},
-    /* Past the tiles of a GPU: plain causal calls of every width a library may take, then what only kernels of ours do. */
+    /* Past the tiles of a GPU: plain causal calls of every width a library may take, then what only kernels of ours do.
+     * */
     {"b=2 s=200 h=4 g=4 d=64 scale=0.125 no_sink=1 no_doc_start=1 no_start=1"},
     {"b=2 s=130 h=4 g=1 d=128 scale=0.088 no_sink=1 no_doc_start=1 no_start=1"},
     {"b=1 s=129 h=2 g=1 d=192 dv=128 scale=0.07 no_sink=1 no_doc_start=1 no_start=1"},
@@ -219,7 +216,8 @@ const struct op_desc attention_fwd_desc = {
     .backward = "attention_bwd",
     .tolerance = 5e-6,
     .narrow = 1e-3,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 OP_FIELDS(attention_bwd, ATTENTION_BWD_FIELDS, OP_FIELD_IN(attention_bwd, "info", drop.info, OPT_FIXED, I64, "4"));
 OP_ATTRS(attention_bwd, ATTENTION_BWD_FIELDS, DROP_ATTRS(attention_bwd));
@@ -233,5 +231,6 @@ const struct op_desc attention_bwd_desc = {
     .sample_fill = fill,
     .tolerance = 1e-5,
     .narrow = 2e-3,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

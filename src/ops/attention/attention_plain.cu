@@ -31,7 +31,8 @@ template <typename T> __device__ __forceinline__ void put_row(T *dst, const floa
 }
 
 /* dst += sum over the lanes that have one of weight * row; rows are one stride apart. Each lane owns its channels. */
-template <typename T> __device__ __forceinline__ void add_rows(float *dst, float weight, const T *first, int64_t stride, int count, int n)
+template <typename T>
+__device__ __forceinline__ void add_rows(float *dst, float weight, const T *first, int64_t stride, int count, int n)
 {
     for (int x = 0; x < count; x++) {
         float w = __shfl_sync(0xffffffffu, weight, x);
@@ -121,7 +122,8 @@ template <typename T> __global__ void __launch_bounds__(PLAIN_THREADS) dkdv_plai
     warp_row w = row_of_warp(c.groups, c.keys);
     if (w.b >= c.batch)
         return;
-    float *k = plain_pool + threadIdx.x / 32 * 2 * (c.width + c.width_v), *v = k + c.width, *dk = v + c.width_v, *dv = dk + c.width;
+    float *k = plain_pool + threadIdx.x / 32 * 2 * (c.width + c.width_v), *v = k + c.width, *dk = v + c.width_v,
+          *dv = dk + c.width;
     int lane = threadIdx.x % 32, first = first_index(c), j = w.i;
     take_row(k, c.k.at(w.b, w.h) + j * c.k.row, c.width);
     take_row(v, c.v.at(w.b, w.h) + j * c.v.row, c.width_v);
@@ -131,7 +133,8 @@ template <typename T> __global__ void __launch_bounds__(PLAIN_THREADS) dkdv_plai
     int from = max(0, j - first), to = c.window > 0 ? (int)min((int64_t)c.rows, (int64_t)j + c.window - first) : c.rows;
     for (int h = w.h * c.per_group; h < (w.h + 1) * c.per_group; h++) {
         const T *q = c.q.at(w.b, h), *d_o = c.dout.at(w.b, h);
-        const float *lse = c.lse + w.b * c.lse_batch + h * c.lse_head, *delta = c.delta + ((int64_t)w.b * c.heads + h) * c.rows;
+        const float *lse = c.lse + w.b * c.lse_batch + h * c.lse_head,
+                    *delta = c.delta + ((int64_t)w.b * c.heads + h) * c.rows;
         for (int i = from; i < to; i += 32) {
             int count = min(32, to - i), mine = i + lane;
             float p = 0, ds = 0;
@@ -161,8 +164,8 @@ static int check_width(struct lane *l, int64_t floats)
     int64_t have = cuda_of(l)->smem_per_block;
     if (floats * 4 * PLAIN_WARPS <= have)
         return ST_OK;
-    err_set(l->err, ST_UNSUPPORTED, "attention: heads so wide need %lld bytes of shared memory, this GPU has %lld", (long long)floats * 4 * PLAIN_WARPS,
-            (long long)have);
+    err_set(l->err, ST_UNSUPPORTED, "attention: heads so wide need %lld bytes of shared memory, this GPU has %lld",
+            (long long)floats * 4 * PLAIN_WARPS, (long long)have);
     return err_hint(l->err, "use more and narrower heads");
 }
 

@@ -20,8 +20,7 @@ static double dot(const double *x, const double *y, int64_t n)
 }
 
 /* The first key that the query at absolute index s sees; the last is s itself. */
-static int64_t first_key(const struct tensor *doc_start, int64_t window, int64_t b, int64_t i,
-                         int64_t s)
+static int64_t first_key(const struct tensor *doc_start, int64_t window, int64_t b, int64_t i, int64_t s)
 {
     int64_t first = window > 0 ? max_i64(0, s - window + 1) : 0;
     if (present(doc_start))
@@ -29,8 +28,7 @@ static int64_t first_key(const struct tensor *doc_start, int64_t window, int64_t
     return first;
 }
 
-static void fwd_row(const struct attention_fwd_args *a, int64_t start, int64_t b, int64_t h,
-                    int64_t i)
+static void fwd_row(const struct attention_fwd_args *a, int64_t start, int64_t b, int64_t h, int64_t i)
 {
     int64_t d = a->q.dim[3], d_v = a->v.dim[3], g = h / (a->q.dim[2] / a->k.dim[2]), s = start + i;
     int64_t first = first_key(&a->doc_start, a->window, b, i, s);
@@ -58,8 +56,7 @@ static void fwd_row(const struct attention_fwd_args *a, int64_t start, int64_t b
     bool any = first <= s || has_sink;
     for (int64_t c = 0; c < d_v; c++)
         o[c] = any ? o[c] / sum : 0;
-    ((double *)a->lse.data)[b * a->lse.stride[0] + h * a->lse.stride[1] + i] =
-        any ? max + log(sum) : -INFINITY;
+    ((double *)a->lse.data)[b * a->lse.stride[0] + h * a->lse.stride[1] + i] = any ? max + log(sum) : -INFINITY;
 }
 
 int attention_fwd_ref(struct lane *l, const struct attention_fwd_args *a)
@@ -83,8 +80,7 @@ static void clear(const struct tensor *t)
 
 static void bwd_row(const struct attention_bwd_args *a, int64_t b, int64_t h, int64_t i)
 {
-    int64_t d = a->q.dim[3], d_v = a->v.dim[3], g = h / (a->q.dim[2] / a->k.dim[2]),
-            s = a->k.dim[1] - a->q.dim[1] + i;
+    int64_t d = a->q.dim[3], d_v = a->v.dim[3], g = h / (a->q.dim[2] / a->k.dim[2]), s = a->k.dim[1] - a->q.dim[1] + i;
     const double *q = at(&a->q, b, i, h), *dout = at(&a->d_o, b, i, h);
     double *dq = at(&a->dq, b, i, h), delta = dot(dout, at(&a->o, b, i, h), d_v);
     struct attention_drop drop = attention_drop_of(&a->drop, b, h);

@@ -1,7 +1,7 @@
 /* Tiles in shared memory and tensor-core products for attention: mma.sync m16n8k16, bf16 in, fp32 out.
  *
- * A tile holds rows of COLS channels at a pitch of COLS + 8, so that the eight rows a matrix load takes lie in different
- * banks. Rows and channels that do not exist are zero. */
+ * A tile holds rows of COLS channels at a pitch of COLS + 8, so that the eight rows a matrix load takes lie in
+ * different banks. Rows and channels that do not exist are zero. */
 #ifndef BRAID_OPS_ATTENTION_TILE_CUH
 #define BRAID_OPS_ATTENTION_TILE_CUH
 
@@ -12,7 +12,8 @@ enum { TILE_PAD = 8 };
 
 /* Rows first .. first + ROWS - 1 of a matrix of n_rows rows and n_cols channels. */
 template <int ROWS, int COLS, int THREADS>
-__device__ __forceinline__ void load_tile(bf16 *dst, const bf16 *src, int64_t stride, int first, int n_rows, int n_cols, bool aligned)
+__device__ __forceinline__ void load_tile(bf16 *dst, const bf16 *src, int64_t stride, int first, int n_rows, int n_cols,
+                                          bool aligned)
 {
     constexpr int PITCH = COLS + TILE_PAD;
     if (aligned) {
@@ -64,7 +65,8 @@ __device__ __forceinline__ void results_to_left(uint32_t *a, const float *c0, co
 }
 
 /* c[m][n] = rows (row + 16 m) of x times rows of y, over COLS channels: x y^T. */
-template <int COLS, int M, int N> __device__ __forceinline__ void product_rows(float (*c)[N][4], const bf16 *x, int row, const bf16 *y)
+template <int COLS, int M, int N>
+__device__ __forceinline__ void product_rows(float (*c)[N][4], const bf16 *x, int row, const bf16 *y)
 {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -113,7 +115,8 @@ __device__ __forceinline__ void product_channels(float (*acc)[COLS / 8][4], cons
     }
 }
 
-/* Values of 16 queries and 8 N keys times the factors of dropout: weights, or their gradients. row: of this thread's first half. */
+/* Values of 16 queries and 8 N keys times the factors of dropout: weights, or their gradients. row: of this thread's
+ * first half. */
 template <int N> __device__ __forceinline__ void drop_rows(float (*s)[4], const head_drop &d, int row, int key)
 {
 #pragma unroll
@@ -127,7 +130,9 @@ template <int N> __device__ __forceinline__ void drop_rows(float (*s)[4], const 
 }
 
 /* One row of a result, scaled and rounded: the two values this thread holds of every 8 channels. */
-template <int COLS> __device__ __forceinline__ void store_row(bf16 *row, const float (*acc)[4], int half, float scale, int n_cols, bool aligned)
+template <int COLS>
+__device__ __forceinline__ void store_row(bf16 *row, const float (*acc)[4], int half, float scale, int n_cols,
+                                          bool aligned)
 {
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++) {
@@ -145,11 +150,13 @@ template <int COLS> __device__ __forceinline__ void store_row(bf16 *row, const f
     }
 }
 
-/* Smallest lo and largest hi over the rows of a block that see anything; lo > hi if none does. scratch: 2 ints a warp. */
+/* Smallest lo and largest hi over the rows of a block that see anything; lo > hi if none does. scratch: 2 ints a warp.
+ * */
 template <int WARPS> __device__ __forceinline__ key_range block_range(key_range r, int *scratch)
 {
     bool any = r.lo <= r.hi;
-    int lo = __reduce_min_sync(0xffffffffu, any ? r.lo : 0x7fffffff), hi = __reduce_max_sync(0xffffffffu, any ? r.hi : -1);
+    int lo = __reduce_min_sync(0xffffffffu, any ? r.lo : 0x7fffffff),
+        hi = __reduce_max_sync(0xffffffffu, any ? r.hi : -1);
     if (threadIdx.x % 32 == 0) {
         scratch[2 * (threadIdx.x / 32)] = lo;
         scratch[2 * (threadIdx.x / 32) + 1] = hi;

@@ -1,11 +1,13 @@
-/* cache_store, CUDA version; see cache.h. Rows that would not fit the cache are not stored: the host cannot see `start`. */
+/* cache_store, CUDA version; see cache.h. Rows that would not fit the cache are not stored: the host cannot see
+ * `start`. */
 #include "ops/cuda/rows.cuh"
 #include "ops/cache/cache.h"
 
 /* Elements of 16 bytes or of the tensor's type: a plain copy of E. */
 template <typename E>
-static __global__ void __launch_bounds__(256) store_rows(const E *x, E *cache, const int64_t *start, int64_t total, int64_t s, int64_t g, int64_t d, int64_t max,
-                                                  int64_t x0, int64_t x1, int64_t x2)
+static __global__ void __launch_bounds__(256)
+    store_rows(const E *x, E *cache, const int64_t *start, int64_t total, int64_t s, int64_t g, int64_t d, int64_t max,
+               int64_t x0, int64_t x1, int64_t x2)
 {
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x, first = *start;
     if (i >= total || first < 0 || first > max - s)
@@ -18,8 +20,9 @@ template <typename E> static int launch(struct lane *l, const struct cache_store
 {
     int64_t unit = (int64_t)(sizeof(E) / dtype_bytes(a->x.dtype)), total = tensor_elems(&a->x) / unit;
     const int64_t *n = a->x.dim, *step = a->x.stride;
-    LAUNCH(l, store_rows<E>, (unsigned)ceil_div(total, 256), 256, 0, (const E *)a->x.data, (E *)a->cache.data, (const int64_t *)a->start.data, total,
-           n[1], n[2], n[3] / unit, a->cache.dim[1], step[0] / unit, step[1] / unit, step[2] / unit);
+    LAUNCH(l, store_rows<E>, (unsigned)ceil_div(total, 256), 256, 0, (const E *)a->x.data, (E *)a->cache.data,
+           (const int64_t *)a->start.data, total, n[1], n[2], n[3] / unit, a->cache.dim[1], step[0] / unit,
+           step[1] / unit, step[2] / unit);
     return ST_OK;
 }
 

@@ -6,9 +6,9 @@
 
 #include "ops/op.h"
 
-#define CACHE_STORE_FIELDS(T, N, S, op)      \
-    T(op, x, IN, REAL, "b s g d")            \
-    T(op, cache, STATE, REAL, "b max g d !") \
+#define CACHE_STORE_FIELDS(T, N, S, op)                                                                                \
+    T(op, x, IN, REAL, "b s g d")                                                                                      \
+    T(op, cache, STATE, REAL, "b max g d !")                                                                           \
     T(op, start, FIXED, I64, "1")
 OP_ARGS(cache_store, CACHE_STORE_FIELDS);
 

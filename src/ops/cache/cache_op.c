@@ -5,7 +5,7 @@
 
 OP_CHECK(cache_store)
 
-/* ---- descriptor ---------------------------------------------------------------------------- */
+/* ---- descriptor ------------------------------------------------------------------------------ */
 
 static const struct op_dim dims[] = {{"b", 2}, {"s", 3}, {"g", 2}, {"d", 8}, {"at", 4}};
 
@@ -25,10 +25,8 @@ static void cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample samples[] = {
-    {"b=2 s=3 g=2 d=8 at=4"},          {"b=1 s=1 g=1 d=1 at=15"},
-    {"b=2 s=0 g=3 d=5 at=16"},         {"b=0 s=3 g=2 d=8"},
-    {"b=3 s=16 g=2 d=17 at=0"},        {"b=2 s=5 g=3 d=7 at=2"},
-    {"b=2 s=70 g=4 d=33 at=1 max=71"}, {"b=3 s=5 g=2 d=64 at=3"},
+    {"b=2 s=3 g=2 d=8 at=4"},   {"b=1 s=1 g=1 d=1 at=15"}, {"b=2 s=0 g=3 d=5 at=16"},         {"b=0 s=3 g=2 d=8"},
+    {"b=3 s=16 g=2 d=17 at=0"}, {"b=2 s=5 g=3 d=7 at=2"},  {"b=2 s=70 g=4 d=33 at=1 max=71"}, {"b=3 s=5 g=2 d=64 at=3"},
 };
 static const struct op_sample bench[] = {{"b=16 s=256 g=2 d=64 at=0 max=1024"}};
 
@@ -36,11 +34,8 @@ OP_FIELDS(cache_store, CACHE_STORE_FIELDS, );
 OP_ATTRS(cache_store, CACHE_STORE_FIELDS, OP_ATTR_EXTRA("max", 16));
 OP_CALLS(cache_store);
 const struct op_desc cache_store_desc = {
-    OP_IS(cache_store),
-    .summary = "put new rows of keys or values into a decode cache",
-    OP_LIST(dims, dims),
-    .cost = cost,
-    .sample_fill = fill,
-    .tolerance = 0,
+    OP_IS(cache_store),        .summary = "put new rows of keys or values into a decode cache",
+    OP_LIST(dims, dims),       .cost = cost,
+    .sample_fill = fill,       .tolerance = 0,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

@@ -7,13 +7,15 @@
 enum { WARPS = 8 };
 
 template <typename T, int V>
-static __global__ void __launch_bounds__(32 * WARPS) colsum_tiles(const __grid_constant__ struct tensor x, int64_t rows_per_block, float *partial)
+static __global__ void __launch_bounds__(32 * WARPS)
+    colsum_tiles(const __grid_constant__ struct tensor x, int64_t rows_per_block, float *partial)
 {
     __shared__ float shared[WARPS * 32 * V];
     constexpr int AHEAD = 4;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int64_t rows = x.dim[0], n = x.dim[1], tiles = (n + 32 * V - 1) / (32 * V), block = blockIdx.x / tiles;
-    int64_t column = (blockIdx.x % tiles * 32 + lane) * V, first = block * rows_per_block, end = min(rows, first + rows_per_block);
+    int64_t column = (blockIdx.x % tiles * 32 + lane) * V, first = block * rows_per_block,
+            end = min(rows, first + rows_per_block);
     bool mine = column < n;
     float sum[V] = {};
     for (int64_t r = first + warp; r < end; r += WARPS * AHEAD) {
@@ -42,15 +44,22 @@ static __global__ void __launch_bounds__(32 * WARPS) colsum_tiles(const __grid_c
     store_floats(partial + block * n + column, sum);
 }
 
-static int64_t rows_per_block(int64_t rows) { return round_up(max_i64(ceil_div(rows, 128), COLSUM_BLOCK), COLSUM_BLOCK); }
+static int64_t rows_per_block(int64_t rows)
+{
+    return round_up(max_i64(ceil_div(rows, 128), COLSUM_BLOCK), COLSUM_BLOCK);
+}
 static int64_t blocks_of(int64_t rows) { return ceil_div(rows, rows_per_block(rows)); }
 
-extern "C" int64_t colsum_work_cuda(const struct colsum_args *a) { return blocks_of(a->x.dim[0]) * a->x.dim[1] * (int64_t)sizeof(float); }
+extern "C" int64_t colsum_work_cuda(const struct colsum_args *a)
+{
+    return blocks_of(a->x.dim[0]) * a->x.dim[1] * (int64_t)sizeof(float);
+}
 
 template <typename T, int V> static int launch(struct lane *l, const struct colsum_args *a)
 {
     int64_t rows = a->x.dim[0], n = a->x.dim[1];
-    LAUNCH(l, (colsum_tiles<T, V>), (unsigned)(ceil_div(n, 32 * V) * blocks_of(rows)), 32 * WARPS, 0, a->x, rows_per_block(rows), (float *)a->work.data);
+    LAUNCH(l, (colsum_tiles<T, V>), (unsigned)(ceil_div(n, 32 * V) * blocks_of(rows)), 32 * WARPS, 0, a->x,
+           rows_per_block(rows), (float *)a->work.data);
     return add_partials(l, (const float *)a->work.data, blocks_of(rows), n, (float *)a->out.data, n, 0, a->acc_out);
 }
 

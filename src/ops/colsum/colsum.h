@@ -7,9 +7,9 @@
 
 enum { COLSUM_BLOCK = 64 };
 
-#define COLSUM_FIELDS(T, N, S, op) \
-    T(op, x, IN, REAL, "rows n") \
-    T(op, out, SUM, WIDE, "n")   \
+#define COLSUM_FIELDS(T, N, S, op)                                                                                     \
+    T(op, x, IN, REAL, "rows n")                                                                                       \
+    T(op, out, SUM, WIDE, "n")                                                                                         \
     T(op, work, WORK, U8, "")
 OP_ARGS(colsum, COLSUM_FIELDS);
 

@@ -1,16 +1,16 @@
 /* conv1d, CUDA version; see conv1d.h.
  *
- * Fast path, 2 to 4 taps: a lane takes four channels, a warp a few rows of them, whose loads are all under way before the
- * first is used; rows a neighbour needs too come from the caches. Backward: a thread walks down a run of rows of its four
- * channels and loads a few rows ahead. Row t gives dpre (pre again from x), which adds to dw and dbias and to dx of the rows
- * it sees, all in registers; the few rows after the run that see its last ones are made once more. Sums of runs meet in
- * ops/cuda/sums.cuh. Other shapes take the plain kernels. */
+ * Fast path, 2 to 4 taps: a lane takes four channels, a warp a few rows of them, whose loads are all under way before
+ * the first is used; rows a neighbour needs too come from the caches. Backward: a thread walks down a run of rows of
+ * its four channels and loads a few rows ahead. Row t gives dpre (pre again from x), which adds to dw and dbias and to
+ * dx of the rows it sees, all in registers; the few rows after the run that see its last ones are made once more. Sums
+ * of runs meet in ops/cuda/sums.cuh. Other shapes take the plain kernels. */
 #include "ops/cuda/rows.cuh"
 #include "ops/cuda/sums.cuh"
 #include "ops/conv1d/conv1d.h"
 
 enum { V = 4, WARPS = 8, LONG_RUN = 256, SHORT_RUN = 64 }; /* channels of a lane; rows of a backward run */
-enum { BWD_THREADS = 128, AHEAD = 4 };                        /* rows loaded at once */
+enum { BWD_THREADS = 128, AHEAD = 4 };                     /* rows loaded at once */
 
 struct conv {
     struct tensor x, y, init, dy, dx;
@@ -22,7 +22,10 @@ struct conv {
     bool silu, w_quads; /* w_quads: taps of a channel can be loaded in 16 bytes */
 };
 
-static __device__ __forceinline__ bool has_init(const struct conv &a) { return a.init.data != NULL && !(a.start != NULL && *a.start == 0); }
+static __device__ __forceinline__ bool has_init(const struct conv &a)
+{
+    return a.init.data != NULL && !(a.start != NULL && *a.start == 0);
+}
 
 template <typename T> static __device__ __forceinline__ T *at_row(const struct tensor &t, int64_t b, int64_t r)
 {
@@ -30,7 +33,9 @@ template <typename T> static __device__ __forceinline__ T *at_row(const struct t
 }
 
 /* Channels c.. of row t of [init | x], t >= -(taps - 1). */
-template <typename T, int N> static __device__ __forceinline__ void input_at(const struct conv &a, bool init, int64_t b, int64_t t, int64_t c, float (&out)[N])
+template <typename T, int N>
+static __device__ __forceinline__ void input_at(const struct conv &a, bool init, int64_t b, int64_t t, int64_t c,
+                                                float (&out)[N])
 {
     if (t >= 0) {
         load_floats(at_row<const T>(a.x, b, t) + c, out);
@@ -70,7 +75,8 @@ static __device__ __forceinline__ void quad_floats(const quad<bf16> &q, float *o
 }
 
 /* Taps and bias of the channels c..c+3. */
-template <int W> static __device__ __forceinline__ void load_taps(const struct conv &a, int64_t c, float (&w)[W][V], float (&bias)[V])
+template <int W>
+static __device__ __forceinline__ void load_taps(const struct conv &a, int64_t c, float (&w)[W][V], float (&bias)[V])
 {
 #pragma unroll
     for (int e = 0; e < V; e++) {
@@ -91,7 +97,9 @@ template <int W> static __device__ __forceinline__ void load_taps(const struct c
 }
 
 /* N rows of [init | x] from row t on, those past the end undefined. */
-template <typename T, int N> static __device__ __forceinline__ void load_rows(const struct conv &a, bool init, int64_t b, int t, int64_t c, quad<T> (&out)[N])
+template <typename T, int N>
+static __device__ __forceinline__ void load_rows(const struct conv &a, bool init, int64_t b, int t, int64_t c,
+                                                 quad<T> (&out)[N])
 {
 #pragma unroll
     for (int k = 0; k < N; k++) {
@@ -108,7 +116,8 @@ template <typename T, int N> static __device__ __forceinline__ void load_rows(co
 
 /* bias + sum of taps times the rows x[0..W-1] that row t sees. */
 template <typename T, int W, bool DOC>
-static __device__ __forceinline__ void convolve(const float (&w)[W][V], const float (&bias)[V], const quad<T> *x, int t, int sees, float (&pre)[V])
+static __device__ __forceinline__ void convolve(const float (&w)[W][V], const float (&bias)[V], const quad<T> *x, int t,
+                                                int sees, float (&pre)[V])
 {
 #pragma unroll
     for (int e = 0; e < V; e++)
@@ -124,12 +133,14 @@ static __device__ __forceinline__ void convolve(const float (&w)[W][V], const fl
         }
 }
 
-/* ---- forward ----------------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /* DOC: there are documents, so a row may see less than all its taps. */
-template <typename T, int W, int ROWS, bool DOC> static __global__ void __launch_bounds__(32 * WARPS) conv_fwd_tiles(const __grid_constant__ struct conv a)
+template <typename T, int W, int ROWS, bool DOC>
+static __global__ void __launch_bounds__(32 * WARPS) conv_fwd_tiles(const __grid_constant__ struct conv a)
 {
-    unsigned tiles = (unsigned)((a.channels + 32 * V - 1) / (32 * V)), groups = (unsigned)((a.rows + ROWS * WARPS - 1) / (ROWS * WARPS));
+    unsigned tiles = (unsigned)((a.channels + 32 * V - 1) / (32 * V)),
+             groups = (unsigned)((a.rows + ROWS * WARPS - 1) / (ROWS * WARPS));
     unsigned block = blockIdx.x / tiles;
     int64_t b = block / groups, c = ((int64_t)(blockIdx.x % tiles) * 32 + threadIdx.x % 32) * V;
     int first = ((int)(block % groups) * WARPS + threadIdx.x / 32) * ROWS, rows = (int)a.rows;
@@ -169,7 +180,8 @@ template <typename T> static __device__ float pre_at(const struct conv &a, bool 
     return sum;
 }
 
-template <typename T> static __global__ void __launch_bounds__(256) conv_fwd_plain(const __grid_constant__ struct conv a)
+template <typename T>
+static __global__ void __launch_bounds__(256) conv_fwd_plain(const __grid_constant__ struct conv a)
 {
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= a.batch * a.rows * a.channels)
@@ -179,7 +191,8 @@ template <typename T> static __global__ void __launch_bounds__(256) conv_fwd_pla
     at_row<T>(a.y, b, t)[c] = from_float<T>(a.silu ? pre * quick_sigmoid(pre) : pre);
 }
 
-/* The last rows of [init | x]; y holds them here. final may be init: ascending rows read at or ahead of where they write. */
+/* The last rows of [init | x]; y holds them here. final may be init: ascending rows read at or ahead of where they
+ * write. */
 template <typename T> static __global__ void __launch_bounds__(256) conv_final(const __grid_constant__ struct conv a)
 {
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
@@ -197,7 +210,8 @@ template <typename T> static __global__ void __launch_bounds__(256) conv_final(c
 static bool quads_fit(const struct conv *a, int64_t bytes)
 {
     const struct tensor *all[] = {&a->x, &a->y, &a->init, &a->dy, &a->dx};
-    bool fit = a->taps >= 2 && a->taps <= 4 && a->channels > 0 && a->rows < INT32_MAX / 2 && a->batch * (a->rows + LONG_RUN) * ceil_div(a->channels, V) < (1ll << 31);
+    bool fit = a->taps >= 2 && a->taps <= 4 && a->channels > 0 && a->rows < INT32_MAX / 2 &&
+               a->batch * (a->rows + LONG_RUN) * ceil_div(a->channels, V) < (1ll << 31);
     for (int k = 0; k < countof(all); k++)
         fit = fit && (all[k]->data == NULL || aligned_to(all[k], bytes));
     return fit;
@@ -223,8 +237,8 @@ template <typename T> static int fwd_run(struct lane *l, const struct conv *a)
     return a->taps == 4 ? fwd_tiles<T, 4>(l, a) : a->taps == 3 ? fwd_tiles<T, 3>(l, a) : fwd_tiles<T, 2>(l, a);
 }
 
-static struct conv conv_of(const struct tensor *x, const struct tensor *w, const struct tensor *bias, const struct tensor *init,
-                           const struct tensor *doc, bool silu)
+static struct conv conv_of(const struct tensor *x, const struct tensor *w, const struct tensor *bias,
+                           const struct tensor *init, const struct tensor *doc, bool silu)
 {
     struct conv c = {};
     c.x = *x;
@@ -270,7 +284,7 @@ extern "C" int conv1d_fwd_cuda(struct lane *l, const struct conv1d_fwd_args *a)
     return ST_OK;
 }
 
-/* ---- backward ---------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* dy times the slope of the curve. */
 static __device__ __forceinline__ float through_curve(const struct conv &a, float dy, float pre)
@@ -284,13 +298,14 @@ static __device__ __forceinline__ float through_curve(const struct conv &a, floa
 /* State of one thread: four channels on their way down a run. */
 template <typename T, int W> struct bwd_walk {
     float w[W][V], bias[V], dw[W][V], dbias[V];
-    quad<T> x[AHEAD + W - 1];  /* the W - 1 rows before, then those being worked on */
+    quad<T> x[AHEAD + W - 1];   /* the W - 1 rows before, then those being worked on */
     float dx[AHEAD + W - 1][V]; /* of the same rows */
 };
 
 /* Row t is number k of the group. own: its sums belong to this run. */
 template <typename T, int W, bool DOC>
-static __device__ __forceinline__ void bwd_row(const struct conv &a, bwd_walk<T, W> &s, const quad<T> &dy, int k, int t, int sees, bool own)
+static __device__ __forceinline__ void bwd_row(const struct conv &a, bwd_walk<T, W> &s, const quad<T> &dy, int k, int t,
+                                               int sees, bool own)
 {
     float pre[V], d[V], counted[V]; /* counted: 0 where another run adds this row up */
     convolve<T, W, DOC>(s.w, s.bias, s.x + k, t, sees, pre);
@@ -314,7 +329,9 @@ static __device__ __forceinline__ void bwd_row(const struct conv &a, bwd_walk<T,
         }
 }
 
-template <typename T, int W, bool DOC> static __global__ void __launch_bounds__(BWD_THREADS, sizeof(T) == 2 ? 4 : 3) conv_bwd_runs(const __grid_constant__ struct conv a)
+template <typename T, int W, bool DOC>
+static __global__ void __launch_bounds__(BWD_THREADS, sizeof(T) == 2 ? 4 : 3)
+    conv_bwd_runs(const __grid_constant__ struct conv a)
 {
     unsigned lanes = (unsigned)((a.channels + V - 1) / V), i = blockIdx.x * BWD_THREADS + threadIdx.x, run = i / lanes;
     int rows = (int)a.rows, runs = (int)((a.rows + a.run - 1) / a.run);
@@ -386,7 +403,9 @@ template <typename T> static __device__ float dpre_at(const struct conv &a, bool
 }
 
 /* dx (and with y as dinit: rows before the first), element by element. */
-template <typename T> static __global__ void __launch_bounds__(256) conv_dx_plain(const __grid_constant__ struct conv a, int64_t first_row, int64_t rows)
+template <typename T>
+static __global__ void __launch_bounds__(256)
+    conv_dx_plain(const __grid_constant__ struct conv a, int64_t first_row, int64_t rows)
 {
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= a.batch * rows * a.channels)
@@ -456,17 +475,21 @@ template <typename T> static int bwd_run(struct lane *l, const struct conv *a, c
     int64_t blocks = row_blocks(&a->x);
     if (quads_fit(a, V * (int64_t)sizeof(T))) {
         unsigned grid = (unsigned)ceil_div(blocks * ceil_div(a->channels, V), BWD_THREADS);
-        int st = a->taps == 4 ? bwd_runs<T, 4>(l, a, grid) : a->taps == 3 ? bwd_runs<T, 3>(l, a, grid) : bwd_runs<T, 2>(l, a, grid);
+        int st = a->taps == 4   ? bwd_runs<T, 4>(l, a, grid)
+                 : a->taps == 3 ? bwd_runs<T, 3>(l, a, grid)
+                                : bwd_runs<T, 2>(l, a, grid);
         TRY(st);
     } else {
         LAUNCH(l, conv_dw_plain<T>, (unsigned)ceil_div(blocks * a->channels, 128), 128, 0, *a);
-        LAUNCH(l, conv_dx_plain<T>, (unsigned)ceil_div(a->batch * a->rows * a->channels, 256), 256, 0, *a, (int64_t)0, a->rows);
+        LAUNCH(l, conv_dx_plain<T>, (unsigned)ceil_div(a->batch * a->rows * a->channels, 256), 256, 0, *a, (int64_t)0,
+               a->rows);
     }
     if (!present(dinit))
         return ST_OK;
     struct conv before = *a;
     before.dx = *dinit;
-    LAUNCH(l, conv_dx_plain<T>, (unsigned)ceil_div(a->batch * (a->taps - 1) * a->channels, 256), 256, 0, before, 1 - a->taps, a->taps - 1);
+    LAUNCH(l, conv_dx_plain<T>, (unsigned)ceil_div(a->batch * (a->taps - 1) * a->channels, 256), 256, 0, before,
+           1 - a->taps, a->taps - 1);
     return ST_OK;
 }
 
@@ -486,5 +509,7 @@ extern "C" int conv1d_bwd_cuda(struct lane *l, const struct conv1d_bwd_args *a)
     else
         TRY(bwd_run<float>(l, &c, &a->dinit));
     TRY(add_partials(l, c.dw, blocks, channels * taps, (float *)a->dw.data, taps, a->dw.stride[0], a->acc_dw));
-    return present(&a->dbias) ? add_partials(l, c.dbias, blocks, channels, (float *)a->dbias.data, channels, 0, a->acc_dbias) : ST_OK;
+    return present(&a->dbias)
+               ? add_partials(l, c.dbias, blocks, channels, (float *)a->dbias.data, channels, 0, a->acc_dbias)
+               : ST_OK;
 }

@@ -18,30 +18,30 @@
 
 enum { CONV1D_MAX_WIDTH = 16, CONV1D_BLOCK = 64 };
 
-#define CONV1D_FWD_FIELDS(T, N, S, op)          \
-    T(op, x, IN, REAL, "b s c")                 \
-    T(op, w, IN, WIDE, "c taps")                \
-    T(op, bias, OPT, WIDE, "c")                 \
-    T(op, init, OPT, REAL, "b taps-1 c")        \
-    T(op, doc_start, OPT, I32, "b s")           \
-    T(op, start, OPT, I64, "1")                 \
-    T(op, y, OUT, REAL, "b s c")                \
-    T(op, final, OPT_SAVED, REAL, "b taps-1 c") \
-    T(op, work, WORK, U8, "")                   \
+#define CONV1D_FWD_FIELDS(T, N, S, op)                                                                                 \
+    T(op, x, IN, REAL, "b s c")                                                                                        \
+    T(op, w, IN, WIDE, "c taps")                                                                                       \
+    T(op, bias, OPT, WIDE, "c")                                                                                        \
+    T(op, init, OPT, REAL, "b taps-1 c")                                                                               \
+    T(op, doc_start, OPT, I32, "b s")                                                                                  \
+    T(op, start, OPT, I64, "1")                                                                                        \
+    T(op, y, OUT, REAL, "b s c")                                                                                       \
+    T(op, final, OPT_SAVED, REAL, "b taps-1 c")                                                                        \
+    T(op, work, WORK, U8, "")                                                                                          \
     N(op, bool, silu, 1)
 OP_ARGS(conv1d_fwd, CONV1D_FWD_FIELDS);
-#define CONV1D_BWD_FIELDS(T, N, S, op)              \
-    T(op, dy, IN, REAL, "b s c")                    \
-    T(op, x, IN, REAL, "b s c")                     \
-    T(op, w, IN, WIDE, "c taps")                    \
-    T(op, bias, OPT, WIDE, "c")                     \
-    T(op, init, OPT, REAL, "b taps-1 c")            \
-    T(op, doc_start, OPT, I32, "b s")               \
-    T(op, dx, OUT, REAL, "b s c")                   \
-    T(op, dw, SUM, WIDE, "c taps")                  \
-    T(op, dbias, OPT_SUM, WIDE, "c &bias")          \
-    T(op, dinit, OPT_OUT, REAL, "b taps-1 c &init") \
-    T(op, work, WORK, U8, "")                       \
+#define CONV1D_BWD_FIELDS(T, N, S, op)                                                                                 \
+    T(op, dy, IN, REAL, "b s c")                                                                                       \
+    T(op, x, IN, REAL, "b s c")                                                                                        \
+    T(op, w, IN, WIDE, "c taps")                                                                                       \
+    T(op, bias, OPT, WIDE, "c")                                                                                        \
+    T(op, init, OPT, REAL, "b taps-1 c")                                                                               \
+    T(op, doc_start, OPT, I32, "b s")                                                                                  \
+    T(op, dx, OUT, REAL, "b s c")                                                                                      \
+    T(op, dw, SUM, WIDE, "c taps")                                                                                     \
+    T(op, dbias, OPT_SUM, WIDE, "c &bias")                                                                             \
+    T(op, dinit, OPT_OUT, REAL, "b taps-1 c &init")                                                                    \
+    T(op, work, WORK, U8, "")                                                                                          \
     N(op, bool, silu, 1)
 OP_ARGS(conv1d_bwd, CONV1D_BWD_FIELDS);
 

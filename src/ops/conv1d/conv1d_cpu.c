@@ -26,17 +26,14 @@ static inline const float *input_row(const struct source *s, int64_t b, int64_t 
         return (const float *)s->x->data + b * s->x->stride[0] + t * s->x->stride[1] + c;
     if (!present(s->init) || s->fresh)
         return NULL;
-    return (const float *)s->init->data + b * s->init->stride[0] +
-           (t + s->width - 1) * s->init->stride[1] + c;
+    return (const float *)s->init->data + b * s->init->stride[0] + (t + s->width - 1) * s->init->stride[1] + c;
 }
 
 /* The row seen through tap k by row t, or NULL. */
-static inline const float *tap_row(const struct source *s, int64_t b, int64_t t, int64_t k,
-                                   int64_t c)
+static inline const float *tap_row(const struct source *s, int64_t b, int64_t t, int64_t k, int64_t c)
 {
     int64_t j = t - (s->width - 1) + k;
-    if (present(s->doc_start) &&
-        j < ((const int32_t *)s->doc_start->data)[b * s->doc_start->stride[0] + t])
+    if (present(s->doc_start) && j < ((const int32_t *)s->doc_start->data)[b * s->doc_start->stride[0] + t])
         return NULL;
     return input_row(s, b, j, c);
 }
@@ -61,8 +58,7 @@ static void pre_row(const struct source *s, int64_t b, int64_t t, int64_t c, int
         all = all && row[k] != NULL;
     }
     if (all) {
-        const float *w0 = s->taps + c, *w1 = w0 + s->channels, *w2 = w1 + s->channels,
-                    *w3 = w2 + s->channels;
+        const float *w0 = s->taps + c, *w1 = w0 + s->channels, *w2 = w1 + s->channels, *w3 = w2 + s->channels;
         const float *x0 = row[0], *x1 = row[1], *x2 = row[2], *x3 = row[3];
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) {
@@ -142,13 +138,12 @@ int CPU_NAME(conv1d_fwd_cpu)(struct lane *l, const struct conv1d_fwd_args *a)
 /* Taps, then per block of rows the sums of dw (by tap) and dbias. */
 int64_t CPU_NAME(conv1d_bwd_work_cpu)(const struct conv1d_bwd_args *a)
 {
-    int64_t blocks = a->x.dim[0] * ceil_div(a->x.dim[1], CONV1D_BLOCK), channels = a->w.dim[0],
-            width = a->w.dim[1];
+    int64_t blocks = a->x.dim[0] * ceil_div(a->x.dim[1], CONV1D_BLOCK), channels = a->w.dim[0], width = a->w.dim[1];
     return (channels * width + blocks * (width + 1) * channels) * (int64_t)sizeof(float);
 }
 
-static void dpre_row(const struct conv1d_bwd_args *a, const struct source *s, int64_t b, int64_t t,
-                     int64_t c, int64_t n, float *out)
+static void dpre_row(const struct conv1d_bwd_args *a, const struct source *s, int64_t b, int64_t t, int64_t c,
+                     int64_t n, float *out)
 {
     const float *dy = f32_row(&a->dy, b * a->x.dim[1] + t) + c;
     if (!a->silu) {
@@ -164,14 +159,13 @@ static void dpre_row(const struct conv1d_bwd_args *a, const struct source *s, in
 }
 
 /* Gradient of input row j: from rows t = j .. j+W-1 that see it, taps descending. */
-static void dinput_row(const struct source *s, const float (*dpre)[STRIPE], int64_t b, int64_t j,
-                       int64_t from, int64_t to, int64_t c, int64_t n, float *out)
+static void dinput_row(const struct source *s, const float (*dpre)[STRIPE], int64_t b, int64_t j, int64_t from,
+                       int64_t to, int64_t c, int64_t n, float *out)
 {
     float sum[STRIPE] = {0};
     for (int64_t t = max_i64(j, from); t < min_i64(to, j + s->width); t++) {
         const float *w = s->taps + (j - t + s->width - 1) * s->channels + c, *d = dpre[t - from];
-        if (present(s->doc_start) &&
-            j < ((const int32_t *)s->doc_start->data)[b * s->doc_start->stride[0] + t])
+        if (present(s->doc_start) && j < ((const int32_t *)s->doc_start->data)[b * s->doc_start->stride[0] + t])
             continue;
 #pragma omp simd
         for (int64_t i = 0; i < n; i++)
@@ -180,8 +174,8 @@ static void dinput_row(const struct source *s, const float (*dpre)[STRIPE], int6
     memcpy(out, sum, (size_t)n * sizeof(float));
 }
 
-static void add_weight_sums(const struct source *s, const float (*dpre)[STRIPE], int64_t b,
-                            int64_t from, int64_t to, int64_t c, int64_t n, float *partial)
+static void add_weight_sums(const struct source *s, const float (*dpre)[STRIPE], int64_t b, int64_t from, int64_t to,
+                            int64_t c, int64_t n, float *partial)
 {
     for (int64_t k = 0; k <= s->width; k++) {
         float sum[STRIPE] = {0};
@@ -201,18 +195,16 @@ static void add_weight_sums(const struct source *s, const float (*dpre)[STRIPE],
     }
 }
 
-static void bwd_unit(const struct conv1d_bwd_args *a, const struct source *s, int64_t b,
-                     int64_t block, int64_t c, float *partial)
+static void bwd_unit(const struct conv1d_bwd_args *a, const struct source *s, int64_t b, int64_t block, int64_t c,
+                     float *partial)
 {
     float dpre[CONV1D_BLOCK + CONV1D_MAX_WIDTH - 1][STRIPE];
     int64_t rows = a->x.dim[1], n = min_i64(STRIPE, s->channels - c), before = s->width - 1;
-    int64_t from = block * CONV1D_BLOCK, to = min_i64(rows, from + CONV1D_BLOCK),
-            beyond = min_i64(rows, to + before);
+    int64_t from = block * CONV1D_BLOCK, to = min_i64(rows, from + CONV1D_BLOCK), beyond = min_i64(rows, to + before);
     for (int64_t t = from; t < beyond; t++)
         dpre_row(a, s, b, t, c, n, dpre[t - from]);
     for (int64_t j = from; j < to; j++)
-        dinput_row(s, (const float(*)[STRIPE])dpre, b, j, from, beyond, c, n,
-                   f32_row(&a->dx, b * rows + j) + c);
+        dinput_row(s, (const float(*)[STRIPE])dpre, b, j, from, beyond, c, n, f32_row(&a->dx, b * rows + j) + c);
     for (int64_t k = 0; block == 0 && present(&a->dinit) && k < before; k++)
         dinput_row(s, (const float(*)[STRIPE])dpre, b, k - before, 0, beyond, c, n,
                    f32_row(&a->dinit, b * before + k) + c);
@@ -257,8 +249,7 @@ int CPU_NAME(conv1d_bwd_cpu)(struct lane *l, const struct conv1d_bwd_args *a)
 #pragma omp parallel for schedule(dynamic)
     for (int64_t u = 0; u < batch * blocks * stripes; u++) {
         int64_t block = u / stripes;
-        bwd_unit(a, &s, block / blocks, block % blocks, u % stripes * STRIPE,
-                 partial + block * (width + 1) * channels);
+        bwd_unit(a, &s, block / blocks, block % blocks, u % stripes * STRIPE, partial + block * (width + 1) * channels);
     }
     for (int64_t r = 0; blocks == 0 && present(&a->dinit) && r < rows_of(&a->dinit); r++)
         memset(f32_row(&a->dinit, r), 0, (size_t)channels * sizeof(float));

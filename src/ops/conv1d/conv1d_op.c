@@ -7,7 +7,8 @@ static int check_taps(const char *op, const struct tensor *w, struct err *e)
 {
     if (w->dim[1] >= 1 && w->dim[1] <= CONV1D_MAX_WIDTH)
         return ST_OK;
-    return err_set(e, ST_INVALID, "%s: w has %lld taps per channel, expected 1 to %d", op, (long long)w->dim[1], CONV1D_MAX_WIDTH);
+    return err_set(e, ST_INVALID, "%s: w has %lld taps per channel, expected 1 to %d", op, (long long)w->dim[1],
+                   CONV1D_MAX_WIDTH);
 }
 
 int conv1d_fwd_check(const struct conv1d_fwd_args *a, struct err *e)
@@ -22,7 +23,7 @@ int conv1d_bwd_check(const struct conv1d_bwd_args *a, struct err *e)
     return check_taps("conv1d_bwd", &a->w, e);
 }
 
-/* ---- descriptors --------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static const struct op_dim dims[] = {{"b", 2}, {"s", 7}, {"c", 5}, {"taps", 4}};
 
@@ -35,16 +36,14 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(conv1d_fwd, a, c);
     double n = (double)tensor_elems(&a->x), taps = (double)a->w.dim[1];
-    *out =
-        (struct op_cost){.flops = n * (2 * taps + (a->silu != 0 ? 4 : 0)), .bytes = op_bytes(c)};
+    *out = (struct op_cost){.flops = n * (2 * taps + (a->silu != 0 ? 4 : 0)), .bytes = op_bytes(c)};
 }
 
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(conv1d_bwd, a, c);
     double n = (double)tensor_elems(&a->x), taps = (double)a->w.dim[1];
-    *out = (struct op_cost){.flops = n * (a->silu != 0 ? 6 * taps + 8 : 4 * taps),
-                            .bytes = op_bytes(c)};
+    *out = (struct op_cost){.flops = n * (a->silu != 0 ? 6 * taps + 8 : 4 * taps), .bytes = op_bytes(c)};
 }
 
 static const struct op_sample samples[] = {
@@ -75,22 +74,16 @@ static const struct op_sample bench[] = {
 
 OP_TABLES(conv1d_fwd, CONV1D_FWD_FIELDS);
 const struct op_desc conv1d_fwd_desc = {
-    OP_IS(conv1d_fwd),
-    .summary = "causal convolution of each channel, with bias, SiLU, documents and decode state",
-    OP_LIST(dims, dims),
-    .cost = fwd_cost,
-    .sample_fill = fill,
-    .backward = "conv1d_bwd",
-    .tolerance = 2e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(conv1d_fwd),     .summary = "causal convolution of each channel, with bias, SiLU, documents and decode state",
+    OP_LIST(dims, dims),   .cost = fwd_cost,
+    .sample_fill = fill,   .backward = "conv1d_bwd",
+    .tolerance = 2e-6,     OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 OP_TABLES(conv1d_bwd, CONV1D_BWD_FIELDS);
 const struct op_desc conv1d_bwd_desc = {
-    OP_IS(conv1d_bwd),
-    .summary = "gradient of conv1d_fwd",
-    OP_LIST(dims, dims),
-    .cost = bwd_cost,
-    .sample_fill = fill,
-    .tolerance = 5e-6,
+    OP_IS(conv1d_bwd),         .summary = "gradient of conv1d_fwd",
+    OP_LIST(dims, dims),       .cost = bwd_cost,
+    .sample_fill = fill,       .tolerance = 5e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

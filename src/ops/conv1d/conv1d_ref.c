@@ -18,19 +18,16 @@ static double input_at(const struct source *s, int64_t b, int64_t t, int64_t c)
         return ((const double *)s->x->data)[b * s->x->stride[0] + t * s->x->stride[1] + c];
     if (!present(s->init) || s->fresh)
         return 0;
-    return ((const double *)s->init
-                ->data)[b * s->init->stride[0] + (t + s->width - 1) * s->init->stride[1] + c];
+    return ((const double *)s->init->data)[b * s->init->stride[0] + (t + s->width - 1) * s->init->stride[1] + c];
 }
 
 static int64_t first_seen(const struct source *s, int64_t b, int64_t t)
 {
-    return present(s->doc_start)
-               ? ((const int32_t *)s->doc_start->data)[b * s->doc_start->stride[0] + t]
-               : INT64_MIN;
+    return present(s->doc_start) ? ((const int32_t *)s->doc_start->data)[b * s->doc_start->stride[0] + t] : INT64_MIN;
 }
 
-static double pre_at(const struct source *s, const struct tensor *w, const struct tensor *bias,
-                     int64_t b, int64_t t, int64_t c)
+static double pre_at(const struct source *s, const struct tensor *w, const struct tensor *bias, int64_t b, int64_t t,
+                     int64_t c)
 {
     double sum = present(bias) ? ((const double *)bias->data)[c] : 0;
     int64_t first = first_seen(s, b, t);
@@ -47,8 +44,7 @@ int conv1d_fwd_ref(struct lane *l, const struct conv1d_fwd_args *a)
     TRY(conv1d_fwd_check(a, l->err));
     int64_t rows = a->x.dim[1], channels = a->x.dim[2], width = a->w.dim[1], before = width - 1;
     bool fresh = present(&a->start) && *(const int64_t *)a->start.data == 0;
-    struct source s = {
-        .x = &a->x, .init = &a->init, .doc_start = &a->doc_start, .width = width, .fresh = fresh};
+    struct source s = {.x = &a->x, .init = &a->init, .doc_start = &a->doc_start, .width = width, .fresh = fresh};
     for (int64_t b = 0; b < a->x.dim[0]; b++) {
         for (int64_t t = 0; t < rows; t++) {
             double *y = f64_row(&a->y, b * rows + t);
@@ -71,8 +67,8 @@ static void clear(const struct tensor *t)
         memset(f64_row(t, r), 0, (size_t)cols_of(t) * sizeof(double));
 }
 
-static void spread(const struct conv1d_bwd_args *a, const struct source *s, int64_t b, int64_t t,
-                   int64_t c, double dpre)
+static void spread(const struct conv1d_bwd_args *a, const struct source *s, int64_t b, int64_t t, int64_t c,
+                   double dpre)
 {
     int64_t width = s->width, first = first_seen(s, b, t);
     double *dw = (double *)a->dw.data + c * a->dw.stride[0];
@@ -94,8 +90,7 @@ static void spread(const struct conv1d_bwd_args *a, const struct source *s, int6
 int conv1d_bwd_ref(struct lane *l, const struct conv1d_bwd_args *a)
 {
     TRY(conv1d_bwd_check(a, l->err));
-    struct source s = {
-        .x = &a->x, .init = &a->init, .doc_start = &a->doc_start, .width = a->w.dim[1]};
+    struct source s = {.x = &a->x, .init = &a->init, .doc_start = &a->doc_start, .width = a->w.dim[1]};
     clear(&a->dx);
     clear(&a->dinit);
     if (!a->acc_dw)

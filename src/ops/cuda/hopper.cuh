@@ -21,30 +21,38 @@
 
 /* A row-major matrix of bf16 [rows, cols] with this stride (elements), read in boxes of box_rows x 64 columns. Elements
  * outside read as 0. Base and stride must be multiples of 16 bytes. */
-int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int64_t stride, int box_rows);
-/* A row is `parts` pieces of cols; boxes of box_cols columns of box_rows rows of all parts, a row's lines one after the other: [parts][box_rows][box_cols / 64]
- * lines. cols and box_cols: multiples of 64. */
-int tensor_map_slices(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
-/* The same, but a block of 64 columns after the other: [box_cols / 64][parts][box_rows] lines. cols and box_cols: multiples of 64. */
-int tensor_map_blocks(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
-/* A tensor [batch, row, head, channel] of bf16 with adjacent channels, in boxes of box_rows rows x 64 channels of one head: tma_load_4d at
- * (channel, row, head, batch). Base and strides must be multiples of 16 bytes. */
+int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int64_t stride,
+                  int box_rows);
+/* A row is `parts` pieces of cols; boxes of box_cols columns of box_rows rows of all parts, a row's lines one after the
+ * other: [parts][box_rows][box_cols / 64] lines. cols and box_cols: multiples of 64. */
+int tensor_map_slices(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols,
+                      int64_t stride, int box_rows, int box_cols);
+/* The same, but a block of 64 columns after the other: [box_cols / 64][parts][box_rows] lines. cols and box_cols:
+ * multiples of 64. */
+int tensor_map_blocks(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols,
+                      int64_t stride, int box_rows, int box_cols);
+/* A tensor [batch, row, head, channel] of bf16 with adjacent channels, in boxes of box_rows rows x 64 channels of one
+ * head: tma_load_4d at (channel, row, head, batch). Base and strides must be multiples of 16 bytes. */
 int tensor_map_heads(struct lane *l, CUtensorMap *map, const struct tensor *t, int box_rows);
 
 #if HOPPER_CODE
 
 __device__ __forceinline__ uint32_t smem_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* ---- mbarrier ------------------------------------------------------------------------------------------------ */
+/* ---- mbarrier -------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ void barrier_init(uint64_t *bar, uint32_t arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(bar)), "r"(arrivals));
 }
 /* After barrier_init, before anyone else uses them. */
-__device__ __forceinline__ void barrier_init_done(void) { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-/* What this thread did before is done for who waits. Where the threads of a warp hand over what each of them wrote, each arrives: one lane after a __syncwarp
- * would do, but compute-sanitizer's racecheck does not see that it acts for the others, and in the passes of ops/mhc it was not faster. */
+__device__ __forceinline__ void barrier_init_done(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+/* What this thread did before is done for who waits. Where the threads of a warp hand over what each of them wrote,
+ * each arrives: one lane after a __syncwarp would do, but compute-sanitizer's racecheck does not see that it acts for
+ * the others, and in the passes of ops/mhc it was not faster. */
 __device__ __forceinline__ void barrier_arrive(uint64_t *bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
@@ -56,7 +64,8 @@ __device__ __forceinline__ void barrier_arrive_for(uint64_t *bar, uint32_t threa
 }
 __device__ __forceinline__ void barrier_expect(uint64_t *bar, uint32_t bytes)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(bar)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(bar)), "r"(bytes)
+                 : "memory");
 }
 __device__ __forceinline__ void barrier_wait(uint64_t *bar, uint32_t parity)
 {
@@ -92,7 +101,7 @@ __device__ __forceinline__ void barrier_wait_bounded(uint64_t *bar, uint32_t par
     __trap();
 }
 
-/* ---- bulk tensor copies ---------------------------------------------------------------------------------------- */
+/* ---- bulk tensor copies ---------------------------------------------------------------------- */
 
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap *map)
 {
@@ -101,80 +110,91 @@ __device__ __forceinline__ void tma_prefetch(const CUtensorMap *map)
 /* Box at (row, col) of the matrix to shared memory; arrives on bar with its bytes. */
 __device__ __forceinline__ void tma_load_2d(void *dst, const CUtensorMap *map, int col, int row, uint64_t *bar)
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-                     smem_address(dst)),
-                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+            smem_address(dst)),
+        "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row)
+        : "memory");
 }
 /* The same of a map with three dimensions: at (part, row, col). */
-__device__ __forceinline__ void tma_load_3d(void *dst, const CUtensorMap *map, int col, int row, int part, uint64_t *bar)
+__device__ __forceinline__ void tma_load_3d(void *dst, const CUtensorMap *map, int col, int row, int part,
+                                            uint64_t *bar)
 {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-                     smem_address(dst)),
-                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row), "r"(part)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+            "r"(smem_address(dst)),
+        "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row), "r"(part)
+        : "memory");
 }
 /* The same of a map with four dimensions, such as tensor_map_heads: at (batch, head, row, col). */
-__device__ __forceinline__ void tma_load_4d(void *dst, const CUtensorMap *map, int col, int row, int head, int batch, uint64_t *bar)
+__device__ __forceinline__ void tma_load_4d(void *dst, const CUtensorMap *map, int col, int row, int head, int batch,
+                                            uint64_t *bar)
 {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
-                     smem_address(dst)),
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+                 "%6}], [%2];" ::"r"(smem_address(dst)),
                  "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row), "r"(head), "r"(batch)
                  : "memory");
 }
 /* All parts of a box of tensor_map_slices: at (row, line), where a line is 64 columns. */
 __device__ __forceinline__ void tma_load_slice(void *dst, const CUtensorMap *map, int line, int row, uint64_t *bar)
 {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %3}], [%2];" ::"r"(
-                     smem_address(dst)),
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+                 "%3}], [%2];" ::"r"(smem_address(dst)),
                  "l"((uint64_t)map), "r"(smem_address(bar)), "r"(0), "r"(line), "r"(row)
                  : "memory");
 }
 /* The same of tensor_map_blocks. */
 __device__ __forceinline__ void tma_load_blocks(void *dst, const CUtensorMap *map, int line, int row, uint64_t *bar)
 {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %5, %3, %4}], [%2];" ::"r"(
-                     smem_address(dst)),
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %5, %3, "
+                 "%4}], [%2];" ::"r"(smem_address(dst)),
                  "l"((uint64_t)map), "r"(smem_address(bar)), "r"(0), "r"(line), "r"(row)
                  : "memory");
 }
 /* What will be read soon comes to the cache. */
 __device__ __forceinline__ void tma_prefetch_3d(const CUtensorMap *map, int col, int row, int part)
 {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"((uint64_t)map), "r"(col), "r"(row), "r"(part) : "memory");
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"((uint64_t)map), "r"(col),
+                 "r"(row), "r"(part)
+                 : "memory");
 }
 /* The box of tma_load_slice. */
 __device__ __forceinline__ void tma_prefetch_slice(const CUtensorMap *map, int line, int row)
 {
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %1}];" ::"l"((uint64_t)map), "r"(0), "r"(line), "r"(row) : "memory");
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %1}];" ::"l"((uint64_t)map), "r"(0),
+                 "r"(line), "r"(row)
+                 : "memory");
 }
 /* Bytes as they lie in memory: addresses and sizes are multiples of 16. */
 __device__ __forceinline__ void bulk_load(void *dst, const void *src, uint32_t bytes, uint64_t *bar)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_address(dst)), "l"(src),
-                 "r"(bytes), "r"(smem_address(bar))
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     smem_address(dst)),
+                 "l"(src), "r"(bytes), "r"(smem_address(bar))
                  : "memory");
 }
 
-/* Boxes from shared memory, stored or added; what lies outside is left out. Stores belong to the thread that asks for them, in groups that
- * bulk_commit ends. */
+/* Boxes from shared memory, stored or added; what lies outside is left out. Stores belong to the thread that asks for
+ * them, in groups that bulk_commit ends. */
 __device__ __forceinline__ void tma_store_2d(const CUtensorMap *map, int col, int row, const void *src)
 {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"((uint64_t)map), "r"(smem_address(src)), "r"(col),
-                 "r"(row)
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"((uint64_t)map),
+                 "r"(smem_address(src)), "r"(col), "r"(row)
                  : "memory");
 }
 __device__ __forceinline__ void tma_store_slice(const CUtensorMap *map, int line, int row, const void *src)
 {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %2}], [%1];" ::"l"((uint64_t)map), "r"(smem_address(src)), "r"(0),
-                 "r"(line), "r"(row)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %2}], [%1];" ::"l"((uint64_t)map),
+        "r"(smem_address(src)), "r"(0), "r"(line), "r"(row)
+        : "memory");
 }
 __device__ __forceinline__ void tma_store_blocks(const CUtensorMap *map, int line, int row, const void *src)
 {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %4, %2, %3}], [%1];" ::"l"((uint64_t)map), "r"(smem_address(src)), "r"(0),
-                 "r"(line), "r"(row)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %4, %2, %3}], [%1];" ::"l"((uint64_t)map),
+        "r"(smem_address(src)), "r"(0), "r"(line), "r"(row)
+        : "memory");
 }
 /* Written once and not read again soon: the cache lets go of it first. */
 __device__ __forceinline__ uint64_t cache_goes_first(void)
@@ -185,44 +205,61 @@ __device__ __forceinline__ uint64_t cache_goes_first(void)
 }
 __device__ __forceinline__ void tma_store_3d_once(const CUtensorMap *map, int col, int row, int part, const void *src)
 {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], [%1], %5;" ::"l"((uint64_t)map),
-                 "r"(smem_address(src)), "r"(col), "r"(row), "r"(part), "l"(cache_goes_first())
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], [%1], %5;" ::"l"(
+            (uint64_t)map),
+        "r"(smem_address(src)), "r"(col), "r"(row), "r"(part), "l"(cache_goes_first())
+        : "memory");
 }
 /* Box of a map with four dimensions, whose rows are cut into lines: at (part, row, line). */
 __device__ __forceinline__ void tma_store_4d_once(const CUtensorMap *map, int line, int row, int part, const void *src)
 {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5}], [%1], %6;" ::"l"((uint64_t)map),
-                 "r"(smem_address(src)), "r"(0), "r"(line), "r"(row), "r"(part), "l"(cache_goes_first())
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5}], [%1], %6;" ::"l"(
+            (uint64_t)map),
+        "r"(smem_address(src)), "r"(0), "r"(line), "r"(row), "r"(part), "l"(cache_goes_first())
+        : "memory");
 }
 __device__ __forceinline__ void tma_add_4d(const CUtensorMap *map, int line, int row, int part, const void *src)
 {
-    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"((uint64_t)map),
-                 "r"(smem_address(src)), "r"(0), "r"(line), "r"(row), "r"(part)
-                 : "memory");
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+            (uint64_t)map),
+        "r"(smem_address(src)), "r"(0), "r"(line), "r"(row), "r"(part)
+        : "memory");
 }
 __device__ __forceinline__ void bulk_store(void *dst, const void *src, uint32_t bytes)
 {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem_address(src)), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem_address(src)),
+                 "r"(bytes)
+                 : "memory");
 }
 /* Adds fp32 values to those in memory. */
 __device__ __forceinline__ void bulk_add(float *dst, const float *src, uint32_t bytes)
 {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(smem_address(src)), "r"(bytes) : "memory");
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst),
+                 "r"(smem_address(src)), "r"(bytes)
+                 : "memory");
 }
 __device__ __forceinline__ void bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /* Until all but the latest LEFT groups of this thread have read shared memory; or are done. */
-template <int LEFT> __device__ __forceinline__ void bulk_wait_read(void) { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory"); }
-template <int LEFT> __device__ __forceinline__ void bulk_wait(void) { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(LEFT) : "memory"); }
+template <int LEFT> __device__ __forceinline__ void bulk_wait_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+template <int LEFT> __device__ __forceinline__ void bulk_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(LEFT) : "memory");
+}
 
 /* Ordinary writes to shared memory become visible to bulk copies and wgmma; then a barrier. */
 __device__ __forceinline__ void fence_async_proxy(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/* ---- turns: blocks that work on the same memory one after the other -------------------------------------------------------- */
+/* ---- turns: blocks that work on the same memory one after the other -------------------------- */
 
-/* Until *turn is mine: what the block before did to memory, by stores or bulk copies, is visible; to bulk copies after turn_taken, also to
- * those of another thread that this one hands over to by a barrier. The blocks before must have begun before this one, or the wait may never end. */
+/* Until *turn is mine: what the block before did to memory, by stores or bulk copies, is visible; to bulk copies after
+ * turn_taken, also to those of another thread that this one hands over to by a barrier. The blocks before must have
+ * begun before this one, or the wait may never end. */
 __device__ __forceinline__ void turn_wait(const int *turn, int mine)
 {
     int now;
@@ -242,7 +279,7 @@ __device__ __forceinline__ void turn_pass(int *turn)
                  : "memory");
 }
 
-/* ---- clusters: blocks that see each other's shared memory (LAUNCH_CLUSTER) --------------------------------------------- */
+/* ---- clusters: blocks that see each other's shared memory (LAUNCH_CLUSTER) ------------------- */
 
 __device__ __forceinline__ uint32_t cluster_rank(void)
 {
@@ -250,8 +287,8 @@ __device__ __forceinline__ uint32_t cluster_rank(void)
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-/* All threads of all blocks of the cluster. Before the first use of another block's memory, and before a block that others
- * may still write to ends. */
+/* All threads of all blocks of the cluster. Before the first use of another block's memory, and before a block that
+ * others may still write to ends. */
 __device__ __forceinline__ void cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -263,71 +300,98 @@ __device__ __forceinline__ uint32_t smem_address_in(const void *p, uint32_t rank
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(smem_address(p)), "r"(rank));
     return there;
 }
-/* 16 bytes to shared memory of a block of the cluster; arrives on bar, in the same block, with its bytes. The cluster has two blocks at least. */
+/* 16 bytes to shared memory of a block of the cluster; arrives on bar, in the same block, with its bytes. The cluster
+ * has two blocks at least. */
 __device__ __forceinline__ void cluster_send(uint32_t dst, float4 v, uint32_t bar)
 {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(dst), "r"(bar), "f"(v.x),
-                 "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(dst),
+        "r"(bar), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+        : "memory");
 }
 
-/* One arrival on a barrier of a block of the cluster, by its address there (smem_address_in). For "this room may be written again": what this
- * thread has read of its own shared memory, it has read. It does not carry writes to the other block, for which there is cluster_send (with
- * .release.cluster it would, but that waits for all of the thread's stores to memory). */
+/* One arrival on a barrier of a block of the cluster, by its address there (smem_address_in). For "this room may be
+ * written again": what this thread has read of its own shared memory, it has read. It does not carry writes to the
+ * other block, for which there is cluster_send (with .release.cluster it would, but that waits for all of the thread's
+ * stores to memory). */
 __device__ __forceinline__ void cluster_arrive(uint32_t bar)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-/* ---- barriers of part of a block, register budgets ----------------------------------------------------------------- */
+/* ---- barriers of part of a block, register budgets ------------------------------------------- */
 
 template <int ID, int THREADS> __device__ __forceinline__ void named_barrier(void)
 {
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
 }
-__device__ __forceinline__ void named_barrier_of(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void named_barrier_of(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 /* Without waiting. */
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-template <int N> __device__ __forceinline__ void registers_down(void) { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
-template <int N> __device__ __forceinline__ void registers_up(void) { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+template <int N> __device__ __forceinline__ void registers_down(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void registers_up(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
 
-/* ---- shared memory, by address ------------------------------------------------------------------------------------- */
+/* ---- shared memory, by address --------------------------------------------------------------- */
 
 /* A load that the compiler does not replace by what was stored. */
 __device__ __forceinline__ uint4 load_again(const void *p)
 {
     uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(smem_address(p)) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(smem_address(p))
+                 : "memory");
     return v;
 }
 /* The other way round of load_matrices (ptx.cuh). */
 __device__ __forceinline__ void store_matrices(uint32_t row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1),
+                 "r"(r2), "r"(r3)
+                 : "memory");
 }
 
 /* Each 8 x 8 matrix transposed: register column i goes to the row at lane i's address. */
 __device__ __forceinline__ void store_matrices_t(uint32_t row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1),
+                 "r"(r2), "r"(r3)
+                 : "memory");
 }
 
-/* ---- wgmma: D [64, N] (+)= A [64, 16] B [16, N], both from shared memory, issued by 4 warps together --------------------- */
+/* ---- wgmma: D [64, N] (+)= A [64, 16] B [16, N], both from shared memory, issued by 4 warps together  */
 
 /* stride: K-major, between groups of 8 rows. MN-major: of 8 k; leading: between blocks of 64 along M or N. */
 __device__ __forceinline__ uint64_t wgmma_tile(const void *p, uint32_t leading, uint32_t stride)
 {
-    return (uint64_t)((smem_address(p) & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
+    return (uint64_t)((smem_address(p) & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 |
+           (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
 }
-/* A K-major operand as 8 x 8 matrices of 128 bytes, rows of 16 bytes, without swizzle. leading: between the two matrices of 16 along K; stride: between
- * groups of 8 rows. Aligned to 16 bytes. */
+/* A K-major operand as 8 x 8 matrices of 128 bytes, rows of 16 bytes, without swizzle. leading: between the two
+ * matrices of 16 along K; stride: between groups of 8 rows. Aligned to 16 bytes. */
 __device__ __forceinline__ uint64_t wgmma_matrices(const void *p, uint32_t leading, uint32_t stride)
 {
-    return (uint64_t)((smem_address(p) & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32;
+    return (uint64_t)((smem_address(p) & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 |
+           (uint64_t)(stride >> 4) << 32;
 }
 __device__ __forceinline__ void wgmma_begin(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void wgmma_wait(void) { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+template <int N> __device__ __forceinline__ void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
 /* The compiler must not move uses of accumulators across waits. */
 template <int COUNT> __device__ __forceinline__ void wgmma_hold(float (&d)[COUNT])
 {
@@ -389,9 +453,10 @@ template <int A_MN, int B_MN> struct wgmma<64, A_MN, B_MN> {
                      "%32, %33, p, 1, 1, %34, %35;\n"
                      "}"
                      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
-                       "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
-                       "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
-                       "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+                       "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]),
+                       "=f"(d[15]), "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]),
+                       "=f"(d[22]), "=f"(d[23]), "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]),
+                       "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
                      : "l"(a), "l"(b), "n"(A_MN), "n"(B_MN));
     }
 };
@@ -434,13 +499,14 @@ template <int A_MN, int B_MN> struct wgmma<128, A_MN, B_MN> {
                      "%64, %65, p, 1, 1, %66, %67;\n"
                      "}"
                      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
-                       "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
-                       "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
-                       "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
-                       "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]),
-                       "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]),
-                       "=f"(d[48]), "=f"(d[49]), "=f"(d[50]), "=f"(d[51]), "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]),
-                       "=f"(d[56]), "=f"(d[57]), "=f"(d[58]), "=f"(d[59]), "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
+                       "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]),
+                       "=f"(d[15]), "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]),
+                       "=f"(d[22]), "=f"(d[23]), "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]),
+                       "=f"(d[29]), "=f"(d[30]), "=f"(d[31]), "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]),
+                       "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]), "=f"(d[40]), "=f"(d[41]), "=f"(d[42]),
+                       "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]), "=f"(d[48]), "=f"(d[49]),
+                       "=f"(d[50]), "=f"(d[51]), "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]), "=f"(d[56]),
+                       "=f"(d[57]), "=f"(d[58]), "=f"(d[59]), "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
                      : "l"(a), "l"(b), "n"(A_MN), "n"(B_MN));
     }
 };
@@ -448,45 +514,44 @@ template <int A_MN, int B_MN> struct wgmma<128, A_MN, B_MN> {
 template <int A_MN, int B_MN> struct wgmma<256, A_MN, B_MN> {
     static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b, int first)
     {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.eq.b32 p, %130, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,\n"
-                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,\n"
-                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,\n"
-                     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,\n"
-                     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,\n"
-                     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,\n"
-                     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-                     "%128, %129, p, 1, 1, %131, %132;\n"
-                     "}"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
-                       "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
-                       "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
-                       "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-                       "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-                       "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]),
-                       "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]),
-                       "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]),
-                       "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]),
-                       "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]),
-                       "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]),
-                       "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]),
-                       "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]),
-                       "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]),
-                       "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-                     : "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "setp.eq.b32 p, %130, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,\n"
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,\n"
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,\n"
+            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,\n"
+            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,\n"
+            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,\n"
+            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+            "%128, %129, p, 1, 1, %131, %132;\n"
+            "}"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+              "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+              "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+              "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+              "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+              "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+              "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
+              "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
+              "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+              "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]),
+              "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]),
+              "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]),
+              "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]),
+              "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+            : "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));
     }
 };
 
-/* The same with A from registers: a[0]: row 16 w + g, k 2q and 2q + 1; a[1]: row + 8; a[2], a[3]: the same rows, k + 8. They must keep
- * their values until the product is done: wgmma_hold_left after the wait. */
+/* The same with A from registers: a[0]: row 16 w + g, k 2q and 2q + 1; a[1]: row + 8; a[2], a[3]: the same rows, k + 8.
+ * They must keep their values until the product is done: wgmma_hold_left after the wait. */
 template <int N, int B_MN> struct wgmma_left;
 
 template <int B_MN> struct wgmma_left<16, B_MN> {
@@ -515,7 +580,8 @@ template <int B_MN> struct wgmma_left<32, B_MN> {
                      "{%16, %17, %18, %19}, %20, p, 1, 1, %22;\n"
                      "}"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                       "+f"(d[15])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
     }
 };
@@ -532,8 +598,9 @@ template <int B_MN> struct wgmma_left<48, B_MN> {
                      "{%24, %25, %26, %27}, %28, p, 1, 1, %30;\n"
                      "}"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-                       "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+                       "+f"(d[22]), "+f"(d[23])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
     }
 };
@@ -550,9 +617,10 @@ template <int B_MN> struct wgmma_left<64, B_MN> {
                      "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n"
                      "}"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-                       "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-                       "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
     }
 };
@@ -571,13 +639,14 @@ template <int B_MN> struct wgmma_left<128, B_MN> {
                      "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n"
                      "}"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-                       "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-                       "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-                       "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-                       "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-                       "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-                       "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+                       "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
+                       "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
+                       "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
+                       "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
     }
 };

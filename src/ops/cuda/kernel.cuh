@@ -24,56 +24,58 @@ typedef __nv_bfloat16 bf16;
 static inline cudaStream_t stream_of(const struct lane *l) { return (cudaStream_t)cuda_stream(l); }
 
 /* Launch on the lane's stream and return from the caller if that failed. An empty grid does nothing. */
-#define LAUNCH(lane, kernel, grid, block, smem, ...)                                                  \
-    do {                                                                                              \
-        cudaLaunchConfig_t config_ = {};                                                              \
-        config_.gridDim = dim3(grid);                                                                 \
-        config_.blockDim = dim3(block);                                                               \
-        config_.dynamicSmemBytes = (smem);                                                            \
-        config_.stream = stream_of(lane);                                                             \
-        if (config_.gridDim.x > 0 && config_.gridDim.y > 0 && config_.gridDim.z > 0) {                \
-            (void)cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__);                                  \
-            TRY(cuda_launched(lane, #kernel));                                                        \
-        }                                                                                             \
+#define LAUNCH(lane, kernel, grid, block, smem, ...)                                                                   \
+    do {                                                                                                               \
+        cudaLaunchConfig_t config_ = {};                                                                               \
+        config_.gridDim = dim3(grid);                                                                                  \
+        config_.blockDim = dim3(block);                                                                                \
+        config_.dynamicSmemBytes = (smem);                                                                             \
+        config_.stream = stream_of(lane);                                                                              \
+        if (config_.gridDim.x > 0 && config_.gridDim.y > 0 && config_.gridDim.z > 0) {                                 \
+            (void)cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__);                                                   \
+            TRY(cuda_launched(lane, #kernel));                                                                         \
+        }                                                                                                              \
     } while (0)
 
 /* The same in clusters of so many blocks; the grid is a multiple of it. Sizes above 8 are not portable. */
-#define LAUNCH_CLUSTER(lane, kernel, grid, cluster, block, smem, ...)                                                                                \
-    do {                                                                                                                                           \
-        cudaLaunchConfig_t config_ = {};                                                                                                           \
-        cudaLaunchAttribute attribute_ = {};                                                                                                       \
-        attribute_.id = cudaLaunchAttributeClusterDimension;                                                                                       \
-        attribute_.val.clusterDim = {(unsigned)(cluster), 1, 1};                                                                                   \
-        config_.gridDim = dim3(grid);                                                                                                              \
-        config_.blockDim = dim3(block);                                                                                                            \
-        config_.dynamicSmemBytes = (smem);                                                                                                         \
-        config_.stream = stream_of(lane);                                                                                                          \
-        config_.attrs = &attribute_;                                                                                                               \
-        config_.numAttrs = 1;                                                                                                                      \
-        TRY(cuda_status((lane)->err, (int)cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__), "launch of " #kernel));                                \
+#define LAUNCH_CLUSTER(lane, kernel, grid, cluster, block, smem, ...)                                                  \
+    do {                                                                                                               \
+        cudaLaunchConfig_t config_ = {};                                                                               \
+        cudaLaunchAttribute attribute_ = {};                                                                           \
+        attribute_.id = cudaLaunchAttributeClusterDimension;                                                           \
+        attribute_.val.clusterDim = {(unsigned)(cluster), 1, 1};                                                       \
+        config_.gridDim = dim3(grid);                                                                                  \
+        config_.blockDim = dim3(block);                                                                                \
+        config_.dynamicSmemBytes = (smem);                                                                             \
+        config_.stream = stream_of(lane);                                                                              \
+        config_.attrs = &attribute_;                                                                                   \
+        config_.numAttrs = 1;                                                                                          \
+        TRY(cuda_status((lane)->err, (int)cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__), "launch of " #kernel));   \
     } while (0)
 
 /* The shared memory a launch asks for, as an array of this type (the emulator of tests/emu has its own). */
 #ifndef DYNAMIC_SHARED
-#define DYNAMIC_SHARED(type, name, align) extern __shared__ __align__(align) type name[]
+#define DYNAMIC_SHARED(type, name, align)                                                                              \
+    extern __shared__ __align__(align)                                                                                 \
+    type name[]
 #endif
 
 /* Run the statement with T bound to the element type of the tensor: BY_REAL(a->x.dtype, T, { ... }). */
-#define BY_REAL(dtype_, T, ...)             \
-    do {                                    \
-        if ((dtype_) == DT_BF16) {          \
-            typedef bf16 T;                 \
-            __VA_ARGS__;                    \
-        } else {                            \
-            typedef float T;                \
-            __VA_ARGS__;                    \
-        }                                   \
+#define BY_REAL(dtype_, T, ...)                                                                                        \
+    do {                                                                                                               \
+        if ((dtype_) == DT_BF16) {                                                                                     \
+            typedef bf16 T;                                                                                            \
+            __VA_ARGS__;                                                                                               \
+        } else {                                                                                                       \
+            typedef float T;                                                                                           \
+            __VA_ARGS__;                                                                                               \
+        }                                                                                                              \
     } while (0)
 
 /* More than 48 KB of dynamic shared memory must be asked for. */
-#define NEEDS_SMEM(lane, kernel, bytes)                                                                            \
-    TRY(cuda_status((lane)->err,                                                                                   \
-                    (int)cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)), \
+#define NEEDS_SMEM(lane, kernel, bytes)                                                                                \
+    TRY(cuda_status((lane)->err,                                                                                       \
+                    (int)cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)),    \
                     "cudaFuncSetAttribute(" #kernel ")"))
 
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -88,7 +90,7 @@ template <typename T> __device__ __forceinline__ float rounded(float x) { return
 template <typename T> struct pack {
     static constexpr int N = 16 / (int)sizeof(T);
     T v[N];
-} ;
+};
 template <typename T> __device__ __forceinline__ pack<T> load16(const T *p)
 {
     union {

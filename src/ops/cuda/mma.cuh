@@ -1,9 +1,10 @@
-/* Tensor cores by mma.sync (compute capability 8.0 and later): loads of operands from shared memory for mma_bf16 (ptx.cuh).
+/* Tensor cores by mma.sync (compute capability 8.0 and later): loads of operands from shared memory for mma_bf16
+ * (ptx.cuh).
  *
  * Two neighbouring C tiles, rounded and packed, are an A tile: c of columns 0-7 gives a[0], a[1], of 8-15 a[2], a[3].
  *
- * Tiles in shared memory are rows of bf16; a row stride that is an odd multiple of 16 bytes has no bank conflicts. The four
- * loads are named by how the operand is stored:
+ * Tiles in shared memory are rows of bf16; a row stride that is an odd multiple of 16 bytes has no bank conflicts. The
+ * four loads are named by how the operand is stored:
  *   frag_a    A[m][k] in rows m     frag_a_t  in rows k (transposed on the way)
  *   frag_b    B in rows n           frag_b_t  in rows k
  * The last two give two tiles of 8 columns: b[0], b[1] and b[2], b[3]. */

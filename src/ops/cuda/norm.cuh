@@ -3,9 +3,9 @@
  * Forward, 16-byte vectors: a team of 32 to 512 threads holds a row in registers, so every tensor is touched once.
  * Two vectors a thread and many threads keep the memory busier than the other way round.
  * The sum s is rounded before it is normed: the backward, and a replay from the kept stream, see the same numbers.
- * Backward: a block owns a fixed run of rows; a thread owns one vector of columns of them, and with it the partial sums of
- * dw and dbias in registers; sums.cuh adds those of all blocks. Rows that are not aligned, or longer than the teams can
- * hold, take the plain kernels at the end. */
+ * Backward: a block owns a fixed run of rows; a thread owns one vector of columns of them, and with it the partial sums
+ * of dw and dbias in registers; sums.cuh adds those of all blocks. Rows that are not aligned, or longer than the teams
+ * can hold, take the plain kernels at the end. */
 #ifndef BRAID_OPS_CUDA_NORM_CUH
 #define BRAID_OPS_CUDA_NORM_CUH
 
@@ -103,7 +103,8 @@ static __global__ void __launch_bounds__(TT < 128 ? 128 : TT) norm_fwd_rows(cons
 }
 
 /* One block a row, element by element. */
-template <typename T> static __global__ void __launch_bounds__(256) norm_fwd_plain(const __grid_constant__ struct norm_fwd a)
+template <typename T>
+static __global__ void __launch_bounds__(256) norm_fwd_plain(const __grid_constant__ struct norm_fwd a)
 {
     __shared__ float scratch[8];
     int64_t row = blockIdx.x;
@@ -138,8 +139,8 @@ template <typename T> static __global__ void __launch_bounds__(256) norm_fwd_pla
 
 static inline bool norm_fwd_aligned(const struct norm_fwd *a)
 {
-    return aligned16(&a->x) && absent_or_aligned16(&a->f) && absent_or_aligned16(&a->s) && absent_or_aligned16(&a->y) && pointer16(a->w) &&
-           pointer16(a->bias);
+    return aligned16(&a->x) && absent_or_aligned16(&a->f) && absent_or_aligned16(&a->s) && absent_or_aligned16(&a->y) &&
+           pointer16(a->w) && pointer16(a->bias);
 }
 
 template <typename T, int TT, int K> static int norm_fwd_launch(struct lane *lane, const struct norm_fwd *a)
@@ -169,7 +170,7 @@ template <typename T> static int norm_fwd_run(struct lane *lane, struct norm_fwd
                              : norm_fwd_launch<T, 512, 8>(lane, a);
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 struct norm_bwd {
     struct tensor dy, s, ds, dx, df; /* all but dx may be absent; s is there iff dy is */
@@ -210,7 +211,9 @@ __device__ __forceinline__ void store_team_sums(const float (&acc)[V], float *sh
 
 /* EXTRA: there is a df, a dbias or dropout. */
 template <typename T, int TT, bool EXTRA>
-static __global__ void __launch_bounds__(TT < 256 ? 256 : TT, TT <= 256 ? (EXTRA ? 2 : 3) : TT == 512 ? 2 : 1)
+static __global__ void __launch_bounds__(TT < 256 ? 256 : TT, TT <= 256   ? (EXTRA ? 2 : 3)
+                                                              : TT == 512 ? 2
+                                                                          : 1)
     norm_bwd_rows(const __grid_constant__ struct norm_bwd a)
 {
     constexpr int V = pack<T>::N, BLOCK = TT < 256 ? 256 : TT, TEAMS = BLOCK / TT, R = TT <= 256 ? 2 : 1;
@@ -290,11 +293,13 @@ static __global__ void __launch_bounds__(TT < 256 ? 256 : TT, TT <= 256 ? (EXTRA
         store_team_sums<V, TT, BLOCK>(acc_b, shared, a.dbias + blockIdx.x * a.d, lane, mine);
 }
 
-template <typename T> static __global__ void __launch_bounds__(256) norm_bwd_plain(const __grid_constant__ struct norm_bwd a)
+template <typename T>
+static __global__ void __launch_bounds__(256) norm_bwd_plain(const __grid_constant__ struct norm_bwd a)
 {
     __shared__ float scratch[8];
     int64_t first = blockIdx.x * a.rows_per_block, end = min(a.rows, first + a.rows_per_block);
-    float *dw = a.dw != NULL ? a.dw + blockIdx.x * a.d : NULL, *dbias = a.dbias != NULL ? a.dbias + blockIdx.x * a.d : NULL;
+    float *dw = a.dw != NULL ? a.dw + blockIdx.x * a.d : NULL,
+          *dbias = a.dbias != NULL ? a.dbias + blockIdx.x * a.d : NULL;
     for (int64_t c = threadIdx.x; c < a.d; c += 256) {
         if (dw != NULL)
             dw[c] = 0;
@@ -347,8 +352,10 @@ template <typename T> static int norm_bwd_run(struct lane *lane, struct norm_bwd
 {
     int64_t vectors = a->d / pack<T>::N;
     bool extra = a->df.data != NULL || a->dbias != NULL;
-    bool fits = as_rank2(&a->dy) && as_rank2(&a->s) && as_rank2(&a->ds) && as_rank2(&a->dx) && absent_or_aligned16(&a->dy) && absent_or_aligned16(&a->s) && absent_or_aligned16(&a->ds) && aligned16(&a->dx) &&
-                absent_or_aligned16(&a->df) && pointer16(a->w) && pointer16(a->dw) && pointer16(a->dbias) && vectors <= 1024;
+    bool fits = as_rank2(&a->dy) && as_rank2(&a->s) && as_rank2(&a->ds) && as_rank2(&a->dx) &&
+                absent_or_aligned16(&a->dy) && absent_or_aligned16(&a->s) && absent_or_aligned16(&a->ds) &&
+                aligned16(&a->dx) && absent_or_aligned16(&a->df) && pointer16(a->w) && pointer16(a->dw) &&
+                pointer16(a->dbias) && vectors <= 1024;
     if (!fits) {
         LAUNCH(lane, norm_bwd_plain<T>, (unsigned)norm_blocks(a->rows), 256, 0, *a);
         return ST_OK;

@@ -1,5 +1,6 @@
-/* Instructions of compute capability 8.0 that C++ has no name for, as small functions: matrix loads and products of tensor cores,
- * asynchronous copies into shared memory, fast functions. In ops/ only this file and hopper.cuh hold assembler:
+/* Instructions of compute capability 8.0 that C++ has no name for, as small functions: matrix loads and products of
+ * tensor cores, asynchronous copies into shared memory, fast functions. In ops/ only this file and hopper.cuh hold
+ * assembler:
  * tests/emu replaces these two.
  *
  * One mma_bf16 is C[16][8] += A[16][16] B[16][8]. With g = lane / 4 and t = lane % 4 a lane holds
@@ -19,7 +20,7 @@ extern "C" {
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* ---- tensor cores, by a warp ------------------------------------------------------------------------------------------ */
+/* ---- tensor cores, by a warp ----------------------------------------------------------------- */
 
 __device__ __forceinline__ void mma_bf16(float *c, const uint32_t *a, uint32_t b0, uint32_t b1)
 {
@@ -35,8 +36,8 @@ __device__ __forceinline__ void mma_bf16_k8(float *c, uint32_t a0, uint32_t a1, 
         : "r"(a0), "r"(a1), "r"(b));
 }
 
-/* Four 8 x 8 matrices of bf16: lane 8 m + r gives the address of row r of matrix m (16 bytes). Register m of a lane gets row g,
- * columns 2t and 2t + 1 of matrix m; with _t of its transpose. */
+/* Four 8 x 8 matrices of bf16: lane 8 m + r gives the address of row r of matrix m (16 bytes). Register m of a lane
+ * gets row g, columns 2t and 2t + 1 of matrix m; with _t of its transpose. */
 __device__ __forceinline__ void load_matrices(uint32_t *r, uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
@@ -52,7 +53,10 @@ __device__ __forceinline__ void load_matrices_t(uint32_t *r, uint32_t row)
                  : "memory");
 }
 __device__ __forceinline__ void load_matrices(uint32_t *r, const void *row) { load_matrices(r, shared_address(row)); }
-__device__ __forceinline__ void load_matrices_t(uint32_t *r, const void *row) { load_matrices_t(r, shared_address(row)); }
+__device__ __forceinline__ void load_matrices_t(uint32_t *r, const void *row)
+{
+    load_matrices_t(r, shared_address(row));
+}
 
 /* An 8 x 8 matrix spread over the warp (row g, columns 2t and 2t + 1), transposed. */
 __device__ __forceinline__ uint32_t transpose8(uint32_t x)
@@ -62,29 +66,38 @@ __device__ __forceinline__ uint32_t transpose8(uint32_t x)
     return y;
 }
 
-/* ---- asynchronous copies ------------------------------------------------------------------------------------------------ */
+/* ---- asynchronous copies --------------------------------------------------------------------- */
 
 /* 16 bytes into shared memory without a register, zeros where not valid (the address must still be a legal one). */
 __device__ __forceinline__ void copy_async16(uint32_t shared, const void *global, bool valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
+                 : "memory");
 }
-__device__ __forceinline__ void copy_async16(void *shared, const void *global, bool valid) { copy_async16(shared_address(shared), global, valid); }
+__device__ __forceinline__ void copy_async16(void *shared, const void *global, bool valid)
+{
+    copy_async16(shared_address(shared), global, valid);
+}
 __device__ __forceinline__ void copy_async16(void *shared, const void *global)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copies_commit(void) { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 /* Until at most LEFT of this thread's latest groups are under way. */
-template <int LEFT> __device__ __forceinline__ void copies_wait(void) { asm volatile("cp.async.wait_group %0;\n" ::"n"(LEFT) : "memory"); }
+template <int LEFT> __device__ __forceinline__ void copies_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(LEFT) : "memory");
+}
 
-/* ---- memory, functions --------------------------------------------------------------------------------------------- */
+/* ---- memory, functions ----------------------------------------------------------------------- */
 
 /* 16 bytes of device memory that will not be read again soon. */
 __device__ __forceinline__ uint4 load_passing(const void *p)
 {
     uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
     return v;
 }
 

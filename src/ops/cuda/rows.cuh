@@ -18,7 +18,8 @@ static inline bool aligned_to(const struct tensor *t, int64_t bytes)
     return true;
 }
 
-/* Sixteen bytes as they lie in memory. Kernels hold rows in this form: an array of bf16 would take a register for each. */
+/* Sixteen bytes as they lie in memory. Kernels hold rows in this form: an array of bf16 would take a register for each.
+ * */
 __device__ __forceinline__ uint4 load_raw(const void *p) { return *(const uint4 *)p; }
 __device__ __forceinline__ void store_raw(void *p, const uint4 &v) { *(uint4 *)p = v; }
 __device__ __forceinline__ uint4 zero_raw() { return make_uint4(0, 0, 0, 0); }
@@ -99,7 +100,10 @@ template <typename T> __device__ __forceinline__ T *row_ptr(const struct tensor 
 }
 
 /* Row r of a tensor of rank 2. */
-template <typename T> __device__ __forceinline__ T *row2(const struct tensor &t, int64_t r) { return (T *)t.data + r * t.stride[0]; }
+template <typename T> __device__ __forceinline__ T *row2(const struct tensor &t, int64_t r)
+{
+    return (T *)t.data + r * t.stride[0];
+}
 
 /* The same rows as a tensor of rank 2, if one stride leads from each to the next. */
 static inline bool as_rank2(struct tensor *t)
@@ -152,7 +156,7 @@ template <int TT, int R, bool LAST = true> __device__ __forceinline__ void team_
 /* sigmoid with the fast division: an infinite denominator gives 0. */
 __device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
-/* ---- dropout --------------------------------------------------------------------------------------------------- */
+/* ---- dropout --------------------------------------------------------------------------------- */
 
 struct drop_rule {
     uint64_t key;
@@ -180,7 +184,8 @@ __device__ __forceinline__ struct drop_row drop_row_of(const struct drop_rule &d
 }
 /* Factors of V channels from c on: V and c are multiples of 4, or V is 1. */
 template <int V>
-__device__ __forceinline__ void drop_factors(const struct drop_rule &d, const struct drop_row &r, int64_t c, float (&out)[V])
+__device__ __forceinline__ void drop_factors(const struct drop_rule &d, const struct drop_row &r, int64_t c,
+                                             float (&out)[V])
 {
     if constexpr (V == 1) {
         out[0] = dropout_keep(d.key, d.threshold, r.step, r.sample, r.pos, c) ? d.kept : 0.0f;

@@ -16,9 +16,7 @@
 
 enum { PIECE = 64, TILES = PIECE / 8 };
 
-/* ---- triangles
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- triangles ------------------------------------------------------------------------------- */
 
 /* Blocks of 16 x 16 on and below the diagonal of a matrix of PIECE rows; a block is four 8 x 8
  * matrices, row by row, each 128 bytes. By columns: the blocks of a column follow each other, from
@@ -29,9 +27,7 @@ enum { BLOCKS = 10, BLOCK_WORDS = 128 };
 __host__ __device__ constexpr int block_index(int i, int j) { return 4 * j - j * (j - 1) / 2 + 3 - i; }
 __host__ __device__ constexpr int block_index_t(int i, int j) { return i * (i + 1) / 2 + j; }
 
-/* ---- fragments
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- fragments ------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ uint32_t pack2(float low, float high)
 {
@@ -82,9 +78,7 @@ __device__ __forceinline__ void store_block_t(uint32_t *block, const uint32_t (&
         block[32 * i + lane] = transpose8(a[i]);
 }
 
-/* ---- rows of memory
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- rows of memory -------------------------------------------------------------------------- */
 
 /* Four columns of rows 8t + g of a [rows, dv] matrix: zeros outside. */
 __device__ __forceinline__ void load_columns(uint2 (&x)[TILES], const bf16 *from, int64_t stride, int n, bool valid)
@@ -176,8 +170,7 @@ __device__ __forceinline__ void scale_to_a(uint32_t (&a)[PIECE / 16][4], const f
     }
 }
 
-/* ---- products of a warpgroup, 16 columns a warp
- * -------------------------------------------------------------------- */
+/* ---- products of a warpgroup, 16 columns a warp ---------------------------------------------- */
 
 #if HOPPER_CODE
 

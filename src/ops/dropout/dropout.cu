@@ -1,11 +1,12 @@
-/* dropout, CUDA version; see dropout.h. Vectors distributed flat, one a thread: many threads with little each keep the memory
- * busiest. Without dropping it is a copy. */
+/* dropout, CUDA version; see dropout.h. Vectors distributed flat, one a thread: many threads with little each keep the
+ * memory busiest. Without dropping it is a copy. */
 #include "ops/cuda/rows.cuh"
 #include "ops/dropout/dropout.h"
 
 template <typename T, int V, bool DROP>
-static __global__ void __launch_bounds__(256) dropout_flat(const __grid_constant__ struct tensor x, const __grid_constant__ struct tensor y,
-                                                           const __grid_constant__ struct drop_rule drop)
+static __global__ void __launch_bounds__(256)
+    dropout_flat(const __grid_constant__ struct tensor x, const __grid_constant__ struct tensor y,
+                 const __grid_constant__ struct drop_rule drop)
 {
     unsigned vectors = (unsigned)(x.dim[1] / V);
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x, total = x.dim[0] * vectors;

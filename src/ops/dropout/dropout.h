@@ -15,22 +15,22 @@ struct dropout_rule {
     struct tensor info;
 };
 
-#define DROPOUT_FIELDS(T, N, S, op) \
-    T(op, x, IN, REAL, "rows d")    \
-    T(op, y, OUT, REAL, "rows d")   \
+#define DROPOUT_FIELDS(T, N, S, op)                                                                                    \
+    T(op, x, IN, REAL, "rows d")                                                                                       \
+    T(op, y, OUT, REAL, "rows d")                                                                                      \
     S(op, struct dropout_rule rule)
 OP_ARGS(dropout, DROPOUT_FIELDS);
 
 /* The one mask: four channels share a draw. threshold = dropout_threshold(p). */
 HOST_DEVICE static inline uint32_t dropout_threshold(double p) { return (uint32_t)(p * 4294967296.0); }
 HOST_DEVICE static inline struct philox4 dropout_draw(uint64_t key, int64_t step, int64_t sample, int64_t pos,
-                                          int64_t channel)
+                                                      int64_t channel)
 {
     return philox(key, (uint32_t)(channel / 4), (uint32_t)pos, (uint32_t)sample,
                   (uint32_t)step ^ (uint32_t)((uint64_t)sample >> 32));
 }
-HOST_DEVICE static inline bool dropout_keep(uint64_t key, uint32_t threshold, int64_t step, int64_t sample,
-                                int64_t pos, int64_t channel)
+HOST_DEVICE static inline bool dropout_keep(uint64_t key, uint32_t threshold, int64_t step, int64_t sample, int64_t pos,
+                                            int64_t channel)
 {
     return dropout_draw(key, step, sample, pos, channel).v[channel % 4] >= threshold;
 }

@@ -8,19 +8,19 @@
 enum { DROPOUT_DRAWS = 16, DROPOUT_RUN = 4 * DROPOUT_DRAWS }; /* channels per call */
 
 /* One round of Philox on the counters c0..c3. */
-#define DROPOUT_ROUND(r)                                                                           \
-    do {                                                                                           \
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;                 \
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ (k0 + (r)*0x9E3779B9u);                                   \
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ (k1 + (r)*0xBB67AE85u);                                   \
-        c1 = (uint32_t)p1;                                                                         \
-        c3 = (uint32_t)p0;                                                                         \
+#define DROPOUT_ROUND(r)                                                                                               \
+    do {                                                                                                               \
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;                                     \
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ (k0 + (r)*0x9E3779B9u);                                                       \
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ (k1 + (r)*0xBB67AE85u);                                                       \
+        c1 = (uint32_t)p1;                                                                                             \
+        c3 = (uint32_t)p0;                                                                                             \
     } while (0)
 
 /* bits[i]: the draw of channel first + i, i < DROPOUT_RUN; first is a multiple of 4. The rounds are
  * written out so that the counters stay in vector registers from the first to the last. */
-static inline void dropout_bits(uint64_t key, int64_t step, int64_t sample, int64_t pos,
-                                int64_t first, uint32_t bits[DROPOUT_RUN])
+static inline void dropout_bits(uint64_t key, int64_t step, int64_t sample, int64_t pos, int64_t first,
+                                uint32_t bits[DROPOUT_RUN])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32), start = (uint32_t)(first / 4);
     uint32_t last = (uint32_t)step ^ (uint32_t)((uint64_t)sample >> 32);

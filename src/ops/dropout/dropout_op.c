@@ -58,8 +58,9 @@ static const struct op_sample bench[] = {
 };
 
 OP_FIELDS(dropout, DROPOUT_FIELDS, OP_FIELD_IN(dropout, "info", rule.info, OPT, I64, "4"));
-OP_ATTRS(dropout, DROPOUT_FIELDS, OP_ATTR_IN(dropout, double, "p", rule.p, 0.1) OP_ATTR_IN(dropout, uint64_t, "key", rule.key, 12345)
-         OP_ATTR_IN(dropout, int64_t, "seq", rule.seq, 4));
+OP_ATTRS(dropout, DROPOUT_FIELDS,
+         OP_ATTR_IN(dropout, double, "p", rule.p, 0.1) OP_ATTR_IN(dropout, uint64_t, "key", rule.key, 12345)
+             OP_ATTR_IN(dropout, int64_t, "seq", rule.seq, 4));
 OP_CALLS(dropout);
 const struct op_desc dropout_desc = {
     OP_IS(dropout),
@@ -68,5 +69,6 @@ const struct op_desc dropout_desc = {
     .cost = cost,
     .sample_fill = fill,
     .tolerance = 1e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

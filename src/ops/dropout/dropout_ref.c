@@ -12,8 +12,7 @@ int dropout_ref(struct lane *l, const struct dropout_args *a)
         const double *x = f64_row(&a->x, t);
         double *y = f64_row(&a->y, t);
         for (int64_t c = 0; c < a->x.dim[1]; c++) {
-            bool keep = r->p == 0 || dropout_keep(r->key, threshold, info[0], info[1] + t / r->seq,
-                                                  t % r->seq, c);
+            bool keep = r->p == 0 || dropout_keep(r->key, threshold, info[0], info[1] + t / r->seq, t % r->seq, c);
             y[c] = keep ? x[c] / (1 - r->p) : 0;
         }
     }

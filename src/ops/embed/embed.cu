@@ -2,24 +2,26 @@
  *
  * Backward: tokens are sorted by id, stably, so each id's tokens are a run in order of t; then a warp sums a slice of
  * columns of one run in that order. Sorting is by digits of 8 bits, least first: per digit one kernel counts digits in
- * chunks of tokens, one works out where each chunk's tokens go and moves them. Counts are integers, so atomics in shared
- * memory do no harm to determinism. When dw is overwritten, rows of ids without tokens are set to zero apart. */
+ * chunks of tokens, one works out where each chunk's tokens go and moves them. Counts are integers, so atomics in
+ * shared memory do no harm to determinism. When dw is overwritten, rows of ids without tokens are set to zero apart. */
 #include "ops/cuda/rows.cuh"
 #include "ops/embed/embed.h"
 
 enum { CHUNK = 1024, DIGITS = 256 };
 
-/* ---- forward ------------------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /* A vector of V elements a thread. */
 template <typename T, int V>
-static __global__ void __launch_bounds__(256) gather_rows(const int32_t *token, int64_t rows, const T *w, int64_t vocab, int64_t d, T *y, int64_t y_stride)
+static __global__ void __launch_bounds__(256)
+    gather_rows(const int32_t *token, int64_t rows, const T *w, int64_t vocab, int64_t d, T *y, int64_t y_stride)
 {
     unsigned vectors = (unsigned)(d / V);
     int64_t total = rows * vectors, i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= total)
         return;
-    int64_t row = total < (1ll << 32) ? (int64_t)((unsigned)i / vectors) : i / vectors, at = (i - row * vectors) * V, id = token[row];
+    int64_t row = total < (1ll << 32) ? (int64_t)((unsigned)i / vectors) : i / vectors, at = (i - row * vectors) * V,
+            id = token[row];
     float value[V];
 #pragma unroll
     for (int e = 0; e < V; e++)
@@ -35,11 +37,11 @@ template <typename T> static int gather(struct lane *l, const struct embed_fwd_a
     int64_t rows = a->token.dim[0], vocab = a->w.dim[0], d = a->w.dim[1], stride = a->y.stride[0];
     const int32_t *token = (const int32_t *)a->token.data;
     if (aligned16(&a->w) && aligned16(&a->y))
-        LAUNCH(l, (gather_rows<T, V>), (unsigned)ceil_div(rows * (d / V), 256), 256, 0, token, rows, (const T *)a->w.data, vocab, d,
-               (T *)a->y.data, stride);
+        LAUNCH(l, (gather_rows<T, V>), (unsigned)ceil_div(rows * (d / V), 256), 256, 0, token, rows,
+               (const T *)a->w.data, vocab, d, (T *)a->y.data, stride);
     else
-        LAUNCH(l, (gather_rows<T, 1>), (unsigned)ceil_div(rows * d, 256), 256, 0, token, rows, (const T *)a->w.data, vocab, d, (T *)a->y.data,
-               stride);
+        LAUNCH(l, (gather_rows<T, 1>), (unsigned)ceil_div(rows * d, 256), 256, 0, token, rows, (const T *)a->w.data,
+               vocab, d, (T *)a->y.data, stride);
     return ST_OK;
 }
 
@@ -49,7 +51,7 @@ extern "C" int embed_fwd_cuda(struct lane *l, const struct embed_fwd_args *a)
     BY_REAL(a->w.dtype, T, return gather<T>(l, a));
 }
 
-/* ---- sorting tokens by id --------------------------------------------------------------------------------------------- */
+/* ---- sorting tokens by id -------------------------------------------------------------------- */
 
 /* One pass: from (key, index) pairs to (key, index) pairs. In the first pass keys are the tokens, clamped into the
  * vocabulary, and indices count. */
@@ -137,12 +139,13 @@ static __global__ void __launch_bounds__(256) mark_runs(const int2 *sorted, int 
         first[sorted[i].x] = i;
 }
 
-/* ---- sums of runs ---------------------------------------------------------------------------------------------------------- */
+/* ---- sums of runs ---------------------------------------------------------------------------- */
 
-/* For every sorted token and slice of 32 V columns a warp; where a run begins it sums the run into dw[id], else it has nothing
- * to do. */
+/* For every sorted token and slice of 32 V columns a warp; where a run begins it sums the run into dw[id], else it has
+ * nothing to do. */
 template <typename T, int V>
-static __global__ void __launch_bounds__(256) sum_runs(const int2 *sorted, int n, int slices, const T *dy, int64_t dy_stride, float *dw, int64_t d, bool acc)
+static __global__ void __launch_bounds__(256)
+    sum_runs(const int2 *sorted, int n, int slices, const T *dy, int64_t dy_stride, float *dw, int64_t d, bool acc)
 {
     constexpr int BATCH = 8;
     int64_t work = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
@@ -184,7 +187,8 @@ static __global__ void __launch_bounds__(256) sum_runs(const int2 *sorted, int n
 
 enum { ZERO_ROWS = 4 };
 /* Rows of ids that no token has. */
-template <int V> static __global__ void __launch_bounds__(256) zero_absent(const int32_t *first, int64_t vocab, float *dw, int64_t d)
+template <int V>
+static __global__ void __launch_bounds__(256) zero_absent(const int32_t *first, int64_t vocab, float *dw, int64_t d)
 {
     for (int64_t id = (int64_t)blockIdx.x * ZERO_ROWS; id < min(vocab, ((int64_t)blockIdx.x + 1) * ZERO_ROWS); id++)
         if (first[id] < 0)
@@ -194,7 +198,7 @@ template <int V> static __global__ void __launch_bounds__(256) zero_absent(const
             }
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* Places in the scratch, in bytes: two lists of pairs, the counts, the first token of each id. */
 struct sort_work {
@@ -210,13 +214,22 @@ static struct sort_work work_of(int64_t n, int64_t vocab)
     return w;
 }
 
-extern "C" int64_t embed_bwd_work_cuda(const struct embed_bwd_args *a) { return work_of(a->token.dim[0], a->dw.dim[0]).bytes; }
+extern "C" int64_t embed_bwd_work_cuda(const struct embed_bwd_args *a)
+{
+    return work_of(a->token.dim[0], a->dw.dim[0]).bytes;
+}
 
 static int sort_tokens(struct lane *l, const struct embed_bwd_args *a, const struct sort_work *at, const int2 **sorted)
 {
     char *work = (char *)a->work.data;
     int2 *list[2] = {(int2 *)work, (int2 *)(work + at->second)};
-    struct sort_pass p = {(const int32_t *)a->token.data, NULL, list[0], (int32_t *)(work + at->counts), (int)a->token.dim[0], (int)a->dw.dim[0], 0};
+    struct sort_pass p = {(const int32_t *)a->token.data,
+                          NULL,
+                          list[0],
+                          (int32_t *)(work + at->counts),
+                          (int)a->token.dim[0],
+                          (int)a->dw.dim[0],
+                          0};
     unsigned chunks = (unsigned)ceil_div(p.n, CHUNK);
     for (int pass = 0; pass == 0 || (p.vocab - 1) >> p.shift > 0; pass++) {
         LAUNCH(l, count_digits, chunks, CHUNK, 0, p);
@@ -230,7 +243,8 @@ static int sort_tokens(struct lane *l, const struct embed_bwd_args *a, const str
     return ST_OK;
 }
 
-template <typename T, int V> static int sum_by_run(struct lane *l, const struct embed_bwd_args *a, const struct sort_work *at, const int2 *sorted)
+template <typename T, int V>
+static int sum_by_run(struct lane *l, const struct embed_bwd_args *a, const struct sort_work *at, const int2 *sorted)
 {
     int64_t n = a->token.dim[0], vocab = a->dw.dim[0], d = a->dw.dim[1];
     int slices = (int)ceil_div(d, 32 * V);
@@ -240,11 +254,13 @@ template <typename T, int V> static int sum_by_run(struct lane *l, const struct 
     if (slices == 0)
         return ST_OK;
     if (!a->acc_dw) {
-        TRY(cuda_status(l->err, (int)cudaMemsetAsync(first, 0xFF, (size_t)vocab * sizeof *first, stream_of(l)), "cudaMemsetAsync(embed runs)"));
+        TRY(cuda_status(l->err, (int)cudaMemsetAsync(first, 0xFF, (size_t)vocab * sizeof *first, stream_of(l)),
+                        "cudaMemsetAsync(embed runs)"));
         LAUNCH(l, mark_runs, (unsigned)ceil_div(n, 256), 256, 0, sorted, (int)n, first);
         LAUNCH(l, zero_absent<V>, (unsigned)ceil_div(vocab, ZERO_ROWS), 256, 0, first, vocab, dw, d);
     }
-    LAUNCH(l, (sum_runs<T, V>), (unsigned)ceil_div(n * slices, 8), 256, 0, sorted, (int)n, slices, dy, a->dy.stride[0], dw, d, a->acc_dw);
+    LAUNCH(l, (sum_runs<T, V>), (unsigned)ceil_div(n * slices, 8), 256, 0, sorted, (int)n, slices, dy, a->dy.stride[0],
+           dw, d, a->acc_dw);
     return ST_OK;
 }
 
@@ -254,7 +270,8 @@ extern "C" int embed_bwd_cuda(struct lane *l, const struct embed_bwd_args *a)
     TRY(check_work("embed_bwd", &a->work, embed_bwd_work_cuda(a), l->err));
     int64_t n = a->token.dim[0], vocab = a->dw.dim[0], d = a->dw.dim[1];
     if (n > INT32_MAX || vocab > INT32_MAX)
-        return err_set(l->err, ST_UNSUPPORTED, "embed_bwd: %lld tokens of a vocabulary of %lld are more than 32 bits count", (long long)n,
+        return err_set(l->err, ST_UNSUPPORTED,
+                       "embed_bwd: %lld tokens of a vocabulary of %lld are more than 32 bits count", (long long)n,
                        (long long)vocab);
     if (d == 0 || vocab == 0)
         return ST_OK;

@@ -7,15 +7,15 @@
 
 #include "ops/op.h"
 
-#define EMBED_FWD_FIELDS(T, N, S, op) \
-    T(op, token, IN, I32, "rows")   \
-    T(op, w, IN, REAL, "vocab d !") \
+#define EMBED_FWD_FIELDS(T, N, S, op)                                                                                  \
+    T(op, token, IN, I32, "rows")                                                                                      \
+    T(op, w, IN, REAL, "vocab d !")                                                                                    \
     T(op, y, OUT, REAL, "rows d")
 OP_ARGS(embed_fwd, EMBED_FWD_FIELDS);
-#define EMBED_BWD_FIELDS(T, N, S, op) \
-    T(op, token, IN, I32, "rows")     \
-    T(op, dy, IN, REAL, "rows d")     \
-    T(op, dw, SUM, WIDE, "vocab d !") \
+#define EMBED_BWD_FIELDS(T, N, S, op)                                                                                  \
+    T(op, token, IN, I32, "rows")                                                                                      \
+    T(op, dy, IN, REAL, "rows d")                                                                                      \
+    T(op, dw, SUM, WIDE, "vocab d !")                                                                                  \
     T(op, work, WORK, U8, "")
 OP_ARGS(embed_bwd, EMBED_BWD_FIELDS);
 

@@ -16,14 +16,14 @@ int embed_token_check(const char *op, const struct tensor *token, int64_t vocab,
         bad += id[t] < 0 || id[t] >= vocab;
     for (int64_t t = 0; bad > 0 && t < n; t++)
         if (id[t] < 0 || id[t] >= vocab) {
-            err_set(e, ST_INVALID, "%s: token[%lld] is %d, outside the vocabulary of %lld", op,
-                    (long long)t, (int)id[t], (long long)vocab);
+            err_set(e, ST_INVALID, "%s: token[%lld] is %d, outside the vocabulary of %lld", op, (long long)t,
+                    (int)id[t], (long long)vocab);
             return err_hint(e, "was the data tokenised with another tokenizer?");
         }
     return ST_OK;
 }
 
-/* ---- descriptors --------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static const struct op_dim dims[] = {{"rows", 7}, {"vocab", 11}, {"d", 33}};
 
@@ -76,25 +76,19 @@ static const struct op_sample bench[] = {
 
 OP_TABLES(embed_fwd, EMBED_FWD_FIELDS);
 const struct op_desc embed_fwd_desc = {
-    OP_IS(embed_fwd),
-    .summary = "rows of a table by token",
-    OP_LIST(dims, dims),
-    .cost = fwd_cost,
-    .sample_fill = fill,
-    .backward = "embed_bwd",
-    .tolerance = 1e-7,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(embed_fwd),      .summary = "rows of a table by token",
+    OP_LIST(dims, dims),   .cost = fwd_cost,
+    .sample_fill = fill,   .backward = "embed_bwd",
+    .tolerance = 1e-7,     OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 /* w tells the backward only how many rows dw has; the op itself does not read it. */
 OP_FIELDS(embed_bwd, EMBED_BWD_FIELDS, OP_EXTRA("w", IN, REAL, "vocab d"));
 OP_ATTRS(embed_bwd, EMBED_BWD_FIELDS, );
 OP_CALLS(embed_bwd);
 const struct op_desc embed_bwd_desc = {
-    OP_IS(embed_bwd),
-    .summary = "gradient of embed_fwd: sums of rows by token",
-    OP_LIST(dims, dims),
-    .cost = bwd_cost,
-    .sample_fill = fill,
-    .tolerance = 5e-6,
+    OP_IS(embed_bwd),          .summary = "gradient of embed_fwd: sums of rows by token",
+    OP_LIST(dims, dims),       .cost = bwd_cost,
+    .sample_fill = fill,       .tolerance = 5e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

@@ -1,5 +1,5 @@
-/* epplan on the GPU: every place of the buffers is computed on its own from the counts; nothing is counted twice, nothing
- * is added by atomics. */
+/* epplan on the GPU: every place of the buffers is computed on its own from the counts; nothing is counted twice,
+ * nothing is added by atomics. */
 #include "ops/cuda/kernel.cuh"
 #include "ops/epplan/epplan.h"
 
@@ -7,7 +7,8 @@ enum { THREADS = 256 };
 
 static unsigned grid_for(int64_t n) { return (unsigned)min_i64(max_i64(ceil_div(n, THREADS), 1), 132 * 16); }
 
-__global__ void send_counts(const int32_t *offset, int ranks, int local, int64_t cap, int32_t *count, int32_t *rows, double *need, bool acc)
+__global__ void send_counts(const int32_t *offset, int ranks, int local, int64_t cap, int32_t *count, int32_t *rows,
+                            double *need, bool acc)
 {
     for (int x = threadIdx.x; x < ranks * local; x += THREADS)
         count[x] = offset[x + 1] - offset[x];
@@ -22,7 +23,8 @@ __global__ void send_counts(const int32_t *offset, int ranks, int local, int64_t
 }
 
 /* Choice i, by its row of moeplan: the rank is found by halving. */
-__global__ void send_to(const int32_t *offset, const int32_t *row, int64_t n, int ranks, int local, int64_t cap, int32_t *to)
+__global__ void send_to(const int32_t *offset, const int32_t *row, int64_t n, int ranks, int local, int64_t cap,
+                        int32_t *to)
 {
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (int64_t)gridDim.x * THREADS) {
         int r = row[i], low = 0, high = ranks;
@@ -57,7 +59,8 @@ extern "C" int epsend_cuda(struct lane *l, const struct epsend_args *a)
     LAUNCH(l, send_counts, 1, THREADS, 0, offset, ranks, local, cap, (int32_t *)a->count.data, (int32_t *)a->rows.data,
            (double *)a->need.data, a->acc_need);
     if (n > 0)
-        LAUNCH(l, send_to, grid_for(n), THREADS, 0, offset, (const int32_t *)a->row.data, n, ranks, local, cap, (int32_t *)a->to.data);
+        LAUNCH(l, send_to, grid_for(n), THREADS, 0, offset, (const int32_t *)a->row.data, n, ranks, local, cap,
+               (int32_t *)a->to.data);
     if (cap > 0)
         LAUNCH(l, send_from, grid_for(ranks * cap), THREADS, 0, offset, (const int32_t *)a->src.data, ranks, local, cap,
                (int32_t *)a->from.data);
@@ -73,7 +76,8 @@ __device__ __forceinline__ int64_t before(const int32_t *count, int local, int64
     return min(sum, cap);
 }
 
-/* One block: start[x, r] = first row of local expert x from rank r. Ranks times local experts are few thousand at most. */
+/* One block: start[x, r] = first row of local expert x from rank r. Ranks times local experts are few thousand at most.
+ * */
 __global__ void recv_offsets(const int32_t *count, int ranks, int local, int64_t cap, int32_t *offset, int32_t *rows)
 {
     for (int r = threadIdx.x; r < ranks; r += THREADS)
@@ -125,7 +129,8 @@ extern "C" int eprecv_cuda(struct lane *l, const struct eprecv_args *a)
     int ranks = (int)a->count.dim[0], local = (int)a->count.dim[1];
     int64_t n = a->from.dim[0], cap = n / ranks;
     const int32_t *count = (const int32_t *)a->count.data;
-    LAUNCH(l, recv_offsets, 1, THREADS, 0, count, ranks, local, cap, (int32_t *)a->offset.data, (int32_t *)a->rows.data);
+    LAUNCH(l, recv_offsets, 1, THREADS, 0, count, ranks, local, cap, (int32_t *)a->offset.data,
+           (int32_t *)a->rows.data);
     if (n == 0)
         return ST_OK;
     LAUNCH(l, recv_to, grid_for(n), THREADS, 0, count, ranks, local, cap, (int32_t *)a->to.data);

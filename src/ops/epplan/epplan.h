@@ -19,21 +19,21 @@
 
 #include "ops/op.h"
 
-#define EPSEND_FIELDS(T, N, S, op)          \
-    T(op, offset, IN, I32, "ranks*local+1") \
-    T(op, row, IN, I32, "rows k !")         \
-    T(op, src, IN, I32, "rows*k")           \
-    T(op, to, OUT, I32, "rows k !")         \
-    T(op, from, OUT, I32, "ranks*cap")      \
-    T(op, count, OUT, I32, "ranks local !") \
-    T(op, rows, OUT, I32, "ranks")          \
+#define EPSEND_FIELDS(T, N, S, op)                                                                                     \
+    T(op, offset, IN, I32, "ranks*local+1")                                                                            \
+    T(op, row, IN, I32, "rows k !")                                                                                    \
+    T(op, src, IN, I32, "rows*k")                                                                                      \
+    T(op, to, OUT, I32, "rows k !")                                                                                    \
+    T(op, from, OUT, I32, "ranks*cap")                                                                                 \
+    T(op, count, OUT, I32, "ranks local !")                                                                            \
+    T(op, rows, OUT, I32, "ranks")                                                                                     \
     T(op, need, SUM, F64, "1")
 OP_ARGS(epsend, EPSEND_FIELDS);
-#define EPRECV_FIELDS(T, N, S, op)           \
-    T(op, count, IN, I32, "ranks experts !") \
-    T(op, offset, OUT, I32, "experts+1")     \
-    T(op, from, OUT, I32, "ranks*cap")       \
-    T(op, to, OUT, I32, "ranks*cap 1")       \
+#define EPRECV_FIELDS(T, N, S, op)                                                                                     \
+    T(op, count, IN, I32, "ranks experts !")                                                                           \
+    T(op, offset, OUT, I32, "experts+1")                                                                               \
+    T(op, from, OUT, I32, "ranks*cap")                                                                                 \
+    T(op, to, OUT, I32, "ranks*cap 1")                                                                                 \
     T(op, rows, OUT, I32, "ranks")
 OP_ARGS(eprecv, EPRECV_FIELDS);
 /* The host versions are one: integers leave nothing to choose between slow and fast. */

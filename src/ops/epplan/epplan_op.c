@@ -6,8 +6,8 @@
 static int check_buffers(const char *op, const struct tensor *count, const struct tensor *buffers, struct err *e)
 {
     if (count->dim[0] < 1 || count->dim[1] < 1 || buffers->dim[0] % count->dim[0] != 0 || buffers->dim[0] > INT32_MAX)
-        return err_set(e, ST_INVALID, "%s: %lld places in buffers for %lld ranks of %lld experts each", op, (long long)buffers->dim[0],
-                       (long long)count->dim[0], (long long)count->dim[1]);
+        return err_set(e, ST_INVALID, "%s: %lld places in buffers for %lld ranks of %lld experts each", op,
+                       (long long)buffers->dim[0], (long long)count->dim[0], (long long)count->dim[1]);
     return ST_OK;
 }
 
@@ -23,7 +23,7 @@ int eprecv_check(const struct eprecv_args *a, struct err *e)
     return check_buffers("eprecv", &a->count, &a->from, e);
 }
 
-/* ---- epsend: samples start from rows that are already sorted by expert, as moeplan leaves them ------------------- */
+/* ---- epsend: samples start from rows that are already sorted by expert, as moeplan leaves them  */
 
 static const struct op_dim send_dims[] = {{"rows", 9}, {"k", 2}, {"experts", 8}, {"local", 0}};
 
@@ -64,14 +64,18 @@ OP_FIELDS(epsend, EPSEND_FIELDS, );
 OP_ATTRS(epsend, EPSEND_FIELDS, OP_ATTR_EXTRA("ranks", 2) OP_ATTR_EXTRA("cap", 18));
 OP_CALLS(epsend);
 const struct op_desc epsend_desc = {
-    OP_IS(epsend), .summary = "places of routed rows in the buffers that go to other ranks",
+    OP_IS(epsend),
+    .summary = "places of routed rows in the buffers that go to other ranks",
     OP_LIST(dims, send_dims),
-    .sample_dims = share, .cost = send_cost,
-    .sample_fill = send_fill, .tolerance = 0,
-    OP_LIST(samples, send_samples), OP_LIST(bench, send_bench),
+    .sample_dims = share,
+    .cost = send_cost,
+    .sample_fill = send_fill,
+    .tolerance = 0,
+    OP_LIST(samples, send_samples),
+    OP_LIST(bench, send_bench),
 };
 
-/* ---- eprecv --------------------------------------------------------------------------------------------------------- */
+/* ---- eprecv ---------------------------------------------------------------------------------- */
 
 static const struct op_dim recv_dims[] = {{"ranks", 3}, {"experts", 4}, {"most", 5}};
 
@@ -100,9 +104,12 @@ OP_FIELDS(eprecv, EPRECV_FIELDS, );
 OP_ATTRS(eprecv, EPRECV_FIELDS, OP_ATTR_EXTRA("cap", 20));
 OP_CALLS(eprecv);
 const struct op_desc eprecv_desc = {
-    OP_IS(eprecv), .summary = "received rows sorted by local expert: ranges and both maps",
+    OP_IS(eprecv),
+    .summary = "received rows sorted by local expert: ranges and both maps",
     OP_LIST(dims, recv_dims),
     .cost = recv_cost,
-    .sample_fill = recv_fill, .tolerance = 0,
-    OP_LIST(samples, recv_samples), OP_LIST(bench, recv_bench),
+    .sample_fill = recv_fill,
+    .tolerance = 0,
+    OP_LIST(samples, recv_samples),
+    OP_LIST(bench, recv_bench),
 };

@@ -86,7 +86,8 @@ extern "C" int expert_down_bwd_cuda(struct lane *l, const struct expert_down_bwd
     j.act = (bf16 *)a->y.data;
     j.ldact = a->y.data != NULL ? a->y.stride[0] : 0;
     j.part = a->dprob.data != NULL ? (float *)a->work.data : NULL;
-    bool vectors = aligned16(&a->dz) && aligned16(&a->w) && aligned16(&a->pre) && aligned16(&a->dpre) && absent_or_aligned16(&a->y);
+    bool vectors = aligned16(&a->dz) && aligned16(&a->w) && aligned16(&a->pre) && aligned16(&a->dpre) &&
+                   absent_or_aligned16(&a->y);
     if (!known(&a->rule) || a->dz.dtype != DT_BF16 || !vectors || !gmm_tma_fits(l, &j))
         return expert_down_bwd_by(&parts, l, a);
     TRY(gmm_tma(l, &j, GMM_INPUT));

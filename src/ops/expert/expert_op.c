@@ -26,7 +26,7 @@ const char *expert_not_fused(const struct act_rule *r)
     return r->interleave == 0 ? NULL : "the fused kernels take gate and up rows in halves (model.glu_interleave = 0)";
 }
 
-/* ---- the composition ----------------------------------------------------------------------------------------------------- */
+/* ---- the composition ------------------------------------------------------------------------- */
 
 int expert_up_by(const struct expert_parts *p, struct lane *l, const struct expert_up_args *a)
 {
@@ -48,8 +48,10 @@ int expert_down_bwd_by(const struct expert_parts *p, struct lane *l, const struc
     struct tensor dy = tensor_2d(a->work.data, a->dz.dtype, a->dz.dim[0], a->w.dim[2]);
     struct gmm_bwd_args product = {.dy = a->dz, .w = a->w, .offset = a->offset, .dx = dy};
     struct act_fwd_args again = {.x = a->pre, .prob = a->prob, .y = a->y, .rule = a->rule};
-    struct act_bwd_args act = {.dy = dy, .x = a->pre, .prob = a->prob, .dx = a->dpre, .dprob = a->dprob, .rule = a->rule};
-    struct gmm_bwd_args scaled = {.dy = a->dz, .bias = a->bias, .offset = a->offset, .dprob = a->dprob, .acc_dprob = true};
+    struct act_bwd_args act = {
+        .dy = dy, .x = a->pre, .prob = a->prob, .dx = a->dpre, .dprob = a->dprob, .rule = a->rule};
+    struct gmm_bwd_args scaled = {
+        .dy = a->dz, .bias = a->bias, .offset = a->offset, .dprob = a->dprob, .acc_dprob = true};
     if (dy.dim[0] > 0 && dy.dim[1] > 0)
         TRY(p->gmm_bwd(l, &product));
     if (present(&a->y)) /* before pre may become dpre */
@@ -58,7 +60,7 @@ int expert_down_bwd_by(const struct expert_parts *p, struct lane *l, const struc
     return present(&a->bias) && present(&a->dprob) ? p->gmm_bwd(l, &scaled) : ST_OK;
 }
 
-/* ---- descriptors ------------------------------------------------------------------------------------------------------------ */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static const struct op_dim dims[] = {{"rows", 11}, {"in", 9}, {"f", 13}, {"experts", 3}, {"tail", 0}};
 
@@ -86,7 +88,8 @@ static void fill_offsets(const struct op_call *c, struct tensor *host, uint64_t 
     int64_t n = host->dim[0] - 1, rows = dim(c, 0) - dim(c, 4), used = 0, mean = rows / n;
     at[0] = 0;
     for (int64_t x = 0; x < n; x++) {
-        int64_t left = rows - used, some = min_i64(left, mean + (int64_t)rng_below(key, (uint64_t)x, (uint64_t)mean + 2));
+        int64_t left = rows - used,
+                some = min_i64(left, mean + (int64_t)rng_below(key, (uint64_t)x, (uint64_t)mean + 2));
         used += x == n - 1 ? left : x % 3 == 1 ? 0 : some;
         at[x + 1] = (int32_t)used;
     }
@@ -141,19 +144,22 @@ static void down_cost(const struct op_call *c, struct op_cost *out)
 
 /* Kinds by number as in act: 0 swiglu, 1 geglu, 2 quick_geglu, 5 relu2, 6 silu. In: the width of x and dz. */
 /* tailed: said of samples with rows past offset[E], whose y is not defined by expert_down_bwd. */
-#define SAMPLES(tailed)                                                                                             \
-    {"rows=11"}, {"rows=0"}, {"rows=1 experts=1 in=1 f=1 kind=5"}, {"rows=30 experts=7 tail=6 clamp=1.5" tailed},       \
-        {"rows=20 no_bias=1 experts=5 kind=1"}, {"rows=24 no_bias=1 no_prob=1 kind=2 clamp=2 shift=1 alpha=1.3"},       \
+#define SAMPLES(tailed)                                                                                                \
+    {"rows=11"}, {"rows=0"}, {"rows=1 experts=1 in=1 f=1 kind=5"}, {"rows=30 experts=7 tail=6 clamp=1.5" tailed},      \
+        {"rows=20 no_bias=1 experts=5 kind=1"}, {"rows=24 no_bias=1 no_prob=1 kind=2 clamp=2 shift=1 alpha=1.3"},      \
         {"rows=20 f=24 interleave=8"}, /* whole vectors from here: tensor cores, inside, at and past edges of tiles */ \
         {"rows=130 experts=1 in=64 f=128"}, {"rows=700 experts=5 in=136 f=264 tail=9" tailed},                         \
         {"rows=300 experts=4 in=88 f=72 no_bias=1"},                                                                   \
         {"rows=129 experts=2 in=200 f=136 kind=2 clamp=2 shift=1 no_bias=1"},                                          \
-        {"rows=260 experts=3 in=72 f=320 kind=5 tail=3" tailed}, {"rows=40 experts=3 in=24 f=40 tail=40" tailed},       \
-        {"rows=40 experts=9 in=64 f=64 interleave=32"}, {"rows=600 experts=5 in=264 f=520 tail=60 gpu=1" tailed},       \
+        {"rows=260 experts=3 in=72 f=320 kind=5 tail=3" tailed}, {"rows=40 experts=3 in=24 f=40 tail=40" tailed},      \
+        {"rows=40 experts=9 in=64 f=64 interleave=32"}, {"rows=600 experts=5 in=264 f=520 tail=60 gpu=1" tailed},      \
         {"rows=500 experts=3 in=1032 f=264 kind=5 clamp=1.5 gpu=1"},                                                   \
-        {"rows=2000 experts=300 in=64 f=128 kind=2 clamp=7 shift=1 gpu=1"}
+    {                                                                                                                  \
+        "rows=2000 experts=300 in=64 f=128 kind=2 clamp=7 shift=1 gpu=1"                                               \
+    }
 static const struct op_sample up_samples[] = {SAMPLES("")};
-static const struct op_sample down_samples[] = {SAMPLES(" no_y=1"), {"rows=150 experts=2 in=200 f=136 no_bias=1 no_y=1"}, {"rows=390 experts=3 in=72 f=264"}};
+static const struct op_sample down_samples[] = {
+    SAMPLES(" no_y=1"), {"rows=150 experts=2 in=200 f=136 no_bias=1 no_y=1"}, {"rows=390 experts=3 in=72 f=264"}};
 static const struct op_sample bench[] = {
     {"rows=8192 in=512 f=512 experts=8 no_bias=1"},
     {"rows=131072 in=2048 f=1024 experts=64 no_bias=1 gpu=1"},
@@ -162,11 +168,11 @@ static const struct op_sample bench[] = {
     {"rows=16384 in=2048 f=1024 experts=256 no_bias=1 gpu=1"},
 };
 
-#define RULE_ATTRS(op)                                              \
-    OP_ATTR_IN(op, int, "kind", rule.kind, ACT_SWIGLU)              \
-    OP_ATTR_IN(op, double, "clamp", rule.clamp, 0)                  \
-    OP_ATTR_IN(op, double, "alpha", rule.alpha, 1.702)              \
-    OP_ATTR_IN(op, double, "shift", rule.offset, 0)                 \
+#define RULE_ATTRS(op)                                                                                                 \
+    OP_ATTR_IN(op, int, "kind", rule.kind, ACT_SWIGLU)                                                                 \
+    OP_ATTR_IN(op, double, "clamp", rule.clamp, 0)                                                                     \
+    OP_ATTR_IN(op, double, "alpha", rule.alpha, 1.702)                                                                 \
+    OP_ATTR_IN(op, double, "shift", rule.offset, 0)                                                                    \
     OP_ATTR_IN(op, int64_t, "interleave", rule.interleave, 0)
 OP_FIELDS(expert_up, EXPERT_UP_FIELDS, );
 OP_ATTRS(expert_up, EXPERT_UP_FIELDS, RULE_ATTRS(expert_up));

@@ -1,5 +1,5 @@
-/* gate, CUDA version; see gate.h. With a gate for each channel, vectors distributed flat; with one gate a row, a warp a row, whose
- * lanes sum dg in a fixed order. */
+/* gate, CUDA version; see gate.h. With a gate for each channel, vectors distributed flat; with one gate a row, a warp a
+ * row, whose lanes sum dg in a fixed order. */
 #include "ops/cuda/rows.cuh"
 #include "ops/gate/gate.h"
 
@@ -8,7 +8,8 @@ struct gate_call {
     int64_t rows, n;
 };
 
-template <typename T, int V, bool BACK> static __global__ void __launch_bounds__(256) gate_flat(const __grid_constant__ struct gate_call a)
+template <typename T, int V, bool BACK>
+static __global__ void __launch_bounds__(256) gate_flat(const __grid_constant__ struct gate_call a)
 {
     unsigned vectors = (unsigned)(a.n / V);
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x, total = a.rows * vectors;
@@ -31,7 +32,8 @@ template <typename T, int V, bool BACK> static __global__ void __launch_bounds__
         store_floats(row_ptr<T>(a.dg, row) + at, g);
 }
 
-template <typename T, int V, bool BACK> static __global__ void __launch_bounds__(256) gate_by_row(const __grid_constant__ struct gate_call a)
+template <typename T, int V, bool BACK>
+static __global__ void __launch_bounds__(256) gate_by_row(const __grid_constant__ struct gate_call a)
 {
     int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
     if (row >= a.rows)

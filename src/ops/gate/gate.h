@@ -7,16 +7,16 @@
 
 #include "ops/op.h"
 
-#define GATE_FWD_FIELDS(T, N, S, op) \
-    T(op, x, IN, REAL, "... n")   \
-    T(op, g, IN, REAL, "... n|1") \
+#define GATE_FWD_FIELDS(T, N, S, op)                                                                                   \
+    T(op, x, IN, REAL, "... n")                                                                                        \
+    T(op, g, IN, REAL, "... n|1")                                                                                      \
     T(op, y, OUT, REAL, "... n")
 OP_ARGS(gate_fwd, GATE_FWD_FIELDS);
-#define GATE_BWD_FIELDS(T, N, S, op) \
-    T(op, dy, IN, REAL, "... n")  \
-    T(op, x, IN, REAL, "... n")   \
-    T(op, g, IN, REAL, "... n|1") \
-    T(op, dx, OUT, REAL, "... n") \
+#define GATE_BWD_FIELDS(T, N, S, op)                                                                                   \
+    T(op, dy, IN, REAL, "... n")                                                                                       \
+    T(op, x, IN, REAL, "... n")                                                                                        \
+    T(op, g, IN, REAL, "... n|1")                                                                                      \
+    T(op, dx, OUT, REAL, "... n")                                                                                      \
     T(op, dg, OUT, REAL, "=g")
 OP_ARGS(gate_bwd, GATE_BWD_FIELDS);
 

@@ -9,7 +9,7 @@ OP_CHECK(gate_fwd)
 
 OP_CHECK(gate_bwd)
 
-/* ---- descriptors --------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static const struct op_dim dims[] = {{"rows", 5}, {"heads", 0}, {"n", 33}, {"shared", 0}};
 
@@ -49,26 +49,24 @@ static const struct op_sample samples[] = {
     {"rows=33 n=1032"},
     {"rows=33 n=1032 shared=1"},
 };
-static const struct op_sample bench[] = {
-    {"rows=4096 n=320"}, {"rows=4096 heads=5 n=64"}, {"rows=4096 n=864 shared=1"}, {"rows=16384 n=2048 gpu=1"},
-    {"rows=16384 n=2048 shared=1 gpu=1"}};
+static const struct op_sample bench[] = {{"rows=4096 n=320"},
+                                         {"rows=4096 heads=5 n=64"},
+                                         {"rows=4096 n=864 shared=1"},
+                                         {"rows=16384 n=2048 gpu=1"},
+                                         {"rows=16384 n=2048 shared=1 gpu=1"}};
 
 OP_TABLES(gate_fwd, GATE_FWD_FIELDS);
 const struct op_desc gate_fwd_desc = {
-    OP_IS(gate_fwd),
-    .summary = "x times the sigmoid of a gate",
-    OP_LIST(dims, dims),
-    .sample_shapes = one_gate, .cost = fwd_cost,
-    .backward = "gate_bwd",
-    .tolerance = 2e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(gate_fwd),       .summary = "x times the sigmoid of a gate",
+    OP_LIST(dims, dims),   .sample_shapes = one_gate,
+    .cost = fwd_cost,      .backward = "gate_bwd",
+    .tolerance = 2e-6,     OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 OP_TABLES(gate_bwd, GATE_BWD_FIELDS);
 const struct op_desc gate_bwd_desc = {
-    OP_IS(gate_bwd),
-    .summary = "gradient of gate_fwd",
-    OP_LIST(dims, dims),
-    .sample_shapes = one_gate, .cost = bwd_cost,
-    .tolerance = 3e-6,
+    OP_IS(gate_bwd),           .summary = "gradient of gate_fwd",
+    OP_LIST(dims, dims),       .sample_shapes = one_gate,
+    .cost = bwd_cost,          .tolerance = 3e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

@@ -13,8 +13,7 @@ int gate_fwd_ref(struct lane *l, const struct gate_fwd_args *a)
     bool shared = cols_of(&a->g) == 1;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < n; c++)
-            f64_row(&a->y, r)[c] =
-                f64_row(&a->x, r)[c] * sigmoid(f64_row(&a->g, r)[shared ? 0 : c]);
+            f64_row(&a->y, r)[c] = f64_row(&a->x, r)[c] * sigmoid(f64_row(&a->g, r)[shared ? 0 : c]);
     return ST_OK;
 }
 

@@ -1,10 +1,10 @@
 /* gatednorm, CUDA version; see gatednorm.h.
  *
- * Fast path, groups of 4 to 256 vectors of 16 bytes (a power of two): neighbouring threads take neighbouring vectors, so
- * a group is a team of threads and its sums stay in a warp or in a few. A block covers 256 vectors of a row, or several
- * short rows side by side. Backward, it walks down a fixed run of rows with the sums of dw in registers; at the end those
- * of rows side by side, and of all groups where they share gains, meet in shared memory, and ops/cuda/sums.cuh adds the
- * blocks. Other shapes take the plain kernels, a block a run of rows. */
+ * Fast path, groups of 4 to 256 vectors of 16 bytes (a power of two): neighbouring threads take neighbouring vectors,
+ * so a group is a team of threads and its sums stay in a warp or in a few. A block covers 256 vectors of a row, or
+ * several short rows side by side. Backward, it walks down a fixed run of rows with the sums of dw in registers; at the
+ * end those of rows side by side, and of all groups where they share gains, meet in shared memory, and
+ * ops/cuda/sums.cuh adds the blocks. Other shapes take the plain kernels, a block a run of rows. */
 #include "ops/cuda/rows.cuh"
 #include "ops/cuda/sums.cuh"
 #include "ops/gatednorm/gatednorm.h"
@@ -42,13 +42,15 @@ static __device__ __forceinline__ float silu(float z, float *slope)
 }
 
 /* TT threads a group. R rows at a time, so that their loads overlap. */
-template <typename T, int TT, bool NORM_FIRST> static __global__ void __launch_bounds__(THREADS) gatednorm_fwd_tiles(const __grid_constant__ struct gatednorm a)
+template <typename T, int TT, bool NORM_FIRST>
+static __global__ void __launch_bounds__(THREADS) gatednorm_fwd_tiles(const __grid_constant__ struct gatednorm a)
 {
     constexpr int V = pack<T>::N, R = 2;
     __shared__ float scratch[THREADS / 32 * R];
     struct layout l = layout_of(a.d, V);
     int side = threadIdx.x / l.across;
-    int64_t at = ((int64_t)(blockIdx.x % l.tiles) * THREADS + threadIdx.x % l.across) * V, first = (int64_t)(blockIdx.x / l.tiles) * (l.beside * R) + side;
+    int64_t at = ((int64_t)(blockIdx.x % l.tiles) * THREADS + threadIdx.x % l.across) * V,
+            first = (int64_t)(blockIdx.x / l.tiles) * (l.beside * R) + side;
     bool mine = at < a.d && side < l.beside;
     uint4 raw_x[R], raw_z[R];
 #pragma unroll
@@ -91,9 +93,11 @@ template <typename T, int TT, bool NORM_FIRST> static __global__ void __launch_b
     }
 }
 
-/* Gradients of one element; returns the contribution to dw. pull: rstd^3 / group times the sum of u times the normed. */
+/* Gradients of one element; returns the contribution to dw. pull: rstd^3 / group times the sum of u times the normed.
+ * */
 template <bool NORM_FIRST>
-static __device__ __forceinline__ float one_bwd(float dy, float x, float z, float gain, float rstd, float pull, float *dx, float *dz)
+static __device__ __forceinline__ float one_bwd(float dy, float x, float z, float gain, float rstd, float pull,
+                                                float *dx, float *dz)
 {
     float slope, gate = silu(z, &slope);
     if (NORM_FIRST) {
@@ -182,9 +186,10 @@ static __global__ void __launch_bounds__(THREADS, 2) gatednorm_bwd_tiles(const _
     store_floats(a.dw + (together ? (int64_t)blockIdx.x * a.n_w + threadIdx.x * V : run * a.n_w + at), sum);
 }
 
-/* ---- any shape ----------------------------------------------------------------------------------------------------- */
+/* ---- any shape ------------------------------------------------------------------------------- */
 
-template <typename T, bool NORM_FIRST> static __global__ void __launch_bounds__(THREADS) gatednorm_fwd_plain(const __grid_constant__ struct gatednorm a)
+template <typename T, bool NORM_FIRST>
+static __global__ void __launch_bounds__(THREADS) gatednorm_fwd_plain(const __grid_constant__ struct gatednorm a)
 {
     __shared__ float scratch[THREADS / 32];
     int64_t groups = a.d / a.group, row = blockIdx.x / groups, k = blockIdx.x % groups;
@@ -202,7 +207,8 @@ template <typename T, bool NORM_FIRST> static __global__ void __launch_bounds__(
         y[c] = from_float<T>(to_float(x[c]) * silu(to_float(z[c]), &slope) * rstd * (a.w[c % a.n_w] + a.one));
 }
 
-template <typename T, bool NORM_FIRST> static __global__ void __launch_bounds__(THREADS) gatednorm_bwd_plain(const __grid_constant__ struct gatednorm a)
+template <typename T, bool NORM_FIRST>
+static __global__ void __launch_bounds__(THREADS) gatednorm_bwd_plain(const __grid_constant__ struct gatednorm a)
 {
     __shared__ float scratch[THREADS / 32];
     int64_t first = blockIdx.x * a.rows_per_block, end = min(a.rows, first + a.rows_per_block);
@@ -221,7 +227,8 @@ template <typename T, bool NORM_FIRST> static __global__ void __launch_bounds__(
             dot = block_sum<THREADS>(dot, scratch);
             float pull = rstd * rstd * rstd * dot / (float)a.group, out_x, out_z;
             for (int64_t c = k * a.group + threadIdx.x; c < (k + 1) * a.group; c += THREADS) {
-                dw[c % a.n_w] += one_bwd<NORM_FIRST>(to_float(dy[c]), to_float(x[c]), to_float(z[c]), a.w[c % a.n_w] + a.one, rstd, pull, &out_x, &out_z);
+                dw[c % a.n_w] += one_bwd<NORM_FIRST>(to_float(dy[c]), to_float(x[c]), to_float(z[c]),
+                                                     a.w[c % a.n_w] + a.one, rstd, pull, &out_x, &out_z);
                 dx[c] = from_float<T>(out_x);
                 dz[c] = from_float<T>(out_z);
             }
@@ -229,7 +236,7 @@ template <typename T, bool NORM_FIRST> static __global__ void __launch_bounds__(
     }
 }
 
-/* ---- launches ------------------------------------------------------------------------------------------------------ */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 static int64_t vector_of(enum dtype t) { return 16 / (int64_t)dtype_bytes(t); }
 
@@ -258,7 +265,8 @@ template <typename T, int TT, bool NORM_FIRST> static int launch_tiles(struct la
     if (a->dw != NULL)
         LAUNCH(l, (gatednorm_bwd_tiles<T, TT, NORM_FIRST>), (unsigned)(runs_of(&a->x) * at.tiles), THREADS, 0, *a);
     else
-        LAUNCH(l, (gatednorm_fwd_tiles<T, TT, NORM_FIRST>), (unsigned)(ceil_div(a->rows, 2 * at.beside) * at.tiles), THREADS, 0, *a);
+        LAUNCH(l, (gatednorm_fwd_tiles<T, TT, NORM_FIRST>), (unsigned)(ceil_div(a->rows, 2 * at.beside) * at.tiles),
+               THREADS, 0, *a);
     return ST_OK;
 }
 
@@ -314,7 +322,10 @@ static int64_t partials_of(const struct gatednorm_bwd_args *a)
     return runs_of(&a->x) * (together ? max_i64(layout_of(a->x.dim[1], (int)vector_of(a->x.dtype)).tiles, 1) : 1);
 }
 
-extern "C" int64_t gatednorm_bwd_work_cuda(const struct gatednorm_bwd_args *a) { return partials_of(a) * a->w.dim[0] * (int64_t)sizeof(float); }
+extern "C" int64_t gatednorm_bwd_work_cuda(const struct gatednorm_bwd_args *a)
+{
+    return partials_of(a) * a->w.dim[0] * (int64_t)sizeof(float);
+}
 
 extern "C" int gatednorm_bwd_cuda(struct lane *l, const struct gatednorm_bwd_args *a)
 {

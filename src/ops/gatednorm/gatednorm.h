@@ -16,29 +16,29 @@
 
 enum { GATEDNORM_BLOCK = 64 };
 
-#define GATEDNORM_FWD_FIELDS(T, N, S, op)    \
-    T(op, x, IN, REAL, "rows d")             \
-    T(op, z, IN, REAL, "rows d")             \
-    T(op, w, IN, WIDE, "d|group")            \
-    T(op, y, OUT, REAL, "rows d")            \
-    T(op, rstd, SAVED, WIDE, "rows d/group") \
-    N(op, double, eps, 1e-5)                 \
-    N(op, int64_t, group, 8)                 \
-    N(op, bool, norm_first, 0)               \
+#define GATEDNORM_FWD_FIELDS(T, N, S, op)                                                                              \
+    T(op, x, IN, REAL, "rows d")                                                                                       \
+    T(op, z, IN, REAL, "rows d")                                                                                       \
+    T(op, w, IN, WIDE, "d|group")                                                                                      \
+    T(op, y, OUT, REAL, "rows d")                                                                                      \
+    T(op, rstd, SAVED, WIDE, "rows d/group")                                                                           \
+    N(op, double, eps, 1e-5)                                                                                           \
+    N(op, int64_t, group, 8)                                                                                           \
+    N(op, bool, norm_first, 0)                                                                                         \
     N(op, bool, zero_centered, 0)
 OP_ARGS(gatednorm_fwd, GATEDNORM_FWD_FIELDS);
-#define GATEDNORM_BWD_FIELDS(T, N, S, op) \
-    T(op, dy, IN, REAL, "rows d")         \
-    T(op, x, IN, REAL, "rows d")          \
-    T(op, z, IN, REAL, "rows d")          \
-    T(op, w, IN, WIDE, "d|group")         \
-    T(op, rstd, IN, WIDE, "rows d/group") \
-    T(op, dx, OUT, REAL, "rows d")        \
-    T(op, dz, OUT, REAL, "rows d")        \
-    T(op, dw, SUM, WIDE, "=w")            \
-    T(op, work, WORK, U8, "")             \
-    N(op, int64_t, group, 8)              \
-    N(op, bool, norm_first, 0)            \
+#define GATEDNORM_BWD_FIELDS(T, N, S, op)                                                                              \
+    T(op, dy, IN, REAL, "rows d")                                                                                      \
+    T(op, x, IN, REAL, "rows d")                                                                                       \
+    T(op, z, IN, REAL, "rows d")                                                                                       \
+    T(op, w, IN, WIDE, "d|group")                                                                                      \
+    T(op, rstd, IN, WIDE, "rows d/group")                                                                              \
+    T(op, dx, OUT, REAL, "rows d")                                                                                     \
+    T(op, dz, OUT, REAL, "rows d")                                                                                     \
+    T(op, dw, SUM, WIDE, "=w")                                                                                         \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, int64_t, group, 8)                                                                                           \
+    N(op, bool, norm_first, 0)                                                                                         \
     N(op, bool, zero_centered, 0)
 OP_ARGS(gatednorm_bwd, GATEDNORM_BWD_FIELDS);
 

@@ -34,8 +34,7 @@ int CPU_NAME(gatednorm_fwd_cpu)(struct lane *l, const struct gatednorm_fwd_args 
         for (int64_t k = 0; k < groups; k++) {
             const float *w = gain_of(&a->w, g, k);
             float *y = f32_row(&a->y, r) + k * g;
-            float sum =
-                fwd_sum(f32_row(&a->x, r) + k * g, f32_row(&a->z, r) + k * g, y, g, a->norm_first);
+            float sum = fwd_sum(f32_row(&a->x, r) + k * g, f32_row(&a->z, r) + k * g, y, g, a->norm_first);
             float rstd = 1.0f / sqrtf(sum / (float)g + (float)a->eps);
             f32_row(&a->rstd, r)[k] = rstd;
 #pragma omp simd

@@ -7,7 +7,8 @@ static int check_groups(const char *op, const struct tensor *x, int64_t group, s
 {
     if (group >= 1 && x->dim[1] % group == 0)
         return ST_OK;
-    return err_set(e, ST_INVALID, "%s: groups of %lld channels do not divide a width of %lld", op, (long long)group, (long long)x->dim[1]);
+    return err_set(e, ST_INVALID, "%s: groups of %lld channels do not divide a width of %lld", op, (long long)group,
+                   (long long)x->dim[1]);
 }
 
 int gatednorm_fwd_check(const struct gatednorm_fwd_args *a, struct err *e)
@@ -22,7 +23,7 @@ int gatednorm_bwd_check(const struct gatednorm_bwd_args *a, struct err *e)
     return check_groups("gatednorm_bwd", &a->x, a->group, e);
 }
 
-/* ---- descriptors --------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 /* The attribute group is the size; shared: w holds one group's gains. */
 static const struct op_dim dims[] = {{"rows", 5}, {"d", 24}, {"shared", 0}};
@@ -84,19 +85,19 @@ const struct op_desc gatednorm_fwd_desc = {
     OP_IS(gatednorm_fwd),
     .summary = "grouped RMSNorm with a SiLU gate before or after it",
     OP_LIST(dims, dims),
-    .sample_shapes = shared_gains, .cost = fwd_cost,
+    .sample_shapes = shared_gains,
+    .cost = fwd_cost,
     .sample_fill = fill,
     .backward = "gatednorm_bwd",
     .tolerance = 3e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 OP_TABLES(gatednorm_bwd, GATEDNORM_BWD_FIELDS);
 const struct op_desc gatednorm_bwd_desc = {
-    OP_IS(gatednorm_bwd),
-    .summary = "gradient of gatednorm_fwd",
-    OP_LIST(dims, dims),
-    .sample_shapes = shared_gains, .cost = bwd_cost,
-    .sample_fill = fill,
-    .tolerance = 5e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(gatednorm_bwd),  .summary = "gradient of gatednorm_fwd",
+    OP_LIST(dims, dims),   .sample_shapes = shared_gains,
+    .cost = bwd_cost,      .sample_fill = fill,
+    .tolerance = 5e-6,     OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

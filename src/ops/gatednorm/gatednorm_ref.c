@@ -31,10 +31,8 @@ int gatednorm_fwd_ref(struct lane *l, const struct gatednorm_fwd_args *a)
 
 static void bwd_group(const struct gatednorm_bwd_args *a, int64_t r, int64_t k)
 {
-    const double *x = f64_row(&a->x, r), *z = f64_row(&a->z, r), *dy = f64_row(&a->dy, r),
-                 *w = a->w.data;
-    double *dx = f64_row(&a->dx, r), *dz = f64_row(&a->dz, r), *dw = a->dw.data,
-           rstd = f64_row(&a->rstd, r)[k];
+    const double *x = f64_row(&a->x, r), *z = f64_row(&a->z, r), *dy = f64_row(&a->dy, r), *w = a->w.data;
+    double *dx = f64_row(&a->dx, r), *dz = f64_row(&a->dz, r), *dw = a->dw.data, rstd = f64_row(&a->rstd, r)[k];
     int64_t g = a->group, n_w = a->w.dim[0];
     double one = a->zero_centered ? 1 : 0, mean = 0;
     for (int64_t c = k * g; c < (k + 1) * g; c++) {

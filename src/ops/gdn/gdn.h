@@ -29,44 +29,44 @@
 enum { GDN_MAX_CHUNK = 1 << 16 };
 #define GDN_EPS 1e-6
 
-#define GDN_FWD_FIELDS(T, N, S, op)                      \
-    T(op, q, IN, REAL, "b s hk dk")                      \
-    T(op, k, IN, REAL, "b s hk dk")                      \
-    T(op, v, IN, REAL, "b s hv dv")                      \
-    T(op, alpha, IN, REAL, "b s hv")                     \
-    T(op, beta, IN, REAL, "b s hv")                      \
-    T(op, A_log, IN, WIDE, "hv")                         \
-    T(op, dt_bias, IN, WIDE, "hv")                       \
-    T(op, init, OPT, WIDE, "b hv dk dv")                 \
-    T(op, doc_start, OPT, I32, "b s")                    \
-    T(op, start, OPT, I64, "1")                          \
-    T(op, o, OUT, REAL, "b s hv dv")                     \
-    T(op, states, OPT_SAVED, REAL, "b s/chunk hv dk dv") \
-    T(op, final, OPT_OUT, WIDE, "b hv dk dv")            \
-    T(op, work, WORK, U8, "")                            \
+#define GDN_FWD_FIELDS(T, N, S, op)                                                                                    \
+    T(op, q, IN, REAL, "b s hk dk")                                                                                    \
+    T(op, k, IN, REAL, "b s hk dk")                                                                                    \
+    T(op, v, IN, REAL, "b s hv dv")                                                                                    \
+    T(op, alpha, IN, REAL, "b s hv")                                                                                   \
+    T(op, beta, IN, REAL, "b s hv")                                                                                    \
+    T(op, A_log, IN, WIDE, "hv")                                                                                       \
+    T(op, dt_bias, IN, WIDE, "hv")                                                                                     \
+    T(op, init, OPT, WIDE, "b hv dk dv")                                                                               \
+    T(op, doc_start, OPT, I32, "b s")                                                                                  \
+    T(op, start, OPT, I64, "1")                                                                                        \
+    T(op, o, OUT, REAL, "b s hv dv")                                                                                   \
+    T(op, states, OPT_SAVED, REAL, "b s/chunk hv dk dv")                                                               \
+    T(op, final, OPT_OUT, WIDE, "b hv dk dv")                                                                          \
+    T(op, work, WORK, U8, "")                                                                                          \
     N(op, int64_t, chunk, 64)
 OP_ARGS(gdn_fwd, GDN_FWD_FIELDS);
-#define GDN_BWD_FIELDS(T, N, S, op)               \
-    T(op, d_o, IN, REAL, "b s hv dv")             \
-    T(op, dfinal, OPT, WIDE, "b hv dk dv")        \
-    T(op, q, IN, REAL, "b s hk dk")               \
-    T(op, k, IN, REAL, "b s hk dk")               \
-    T(op, v, IN, REAL, "b s hv dv")               \
-    T(op, alpha, IN, REAL, "b s hv")              \
-    T(op, beta, IN, REAL, "b s hv")               \
-    T(op, A_log, IN, WIDE, "hv")                  \
-    T(op, dt_bias, IN, WIDE, "hv")                \
-    T(op, doc_start, OPT, I32, "b s")             \
-    T(op, states, IN, REAL, "b s/chunk hv dk dv") \
-    T(op, dq, OUT, REAL, "b s hk dk")             \
-    T(op, dk, OUT, REAL, "b s hk dk")             \
-    T(op, dv, OUT, REAL, "b s hv dv")             \
-    T(op, dalpha, OUT, REAL, "b s hv")            \
-    T(op, dbeta, OUT, REAL, "b s hv")             \
-    T(op, dA_log, SUM, WIDE, "hv")                \
-    T(op, ddt_bias, SUM, WIDE, "hv")              \
-    T(op, dinit, OPT_OUT, WIDE, "b hv dk dv")     \
-    T(op, work, WORK, U8, "")                     \
+#define GDN_BWD_FIELDS(T, N, S, op)                                                                                    \
+    T(op, d_o, IN, REAL, "b s hv dv")                                                                                  \
+    T(op, dfinal, OPT, WIDE, "b hv dk dv")                                                                             \
+    T(op, q, IN, REAL, "b s hk dk")                                                                                    \
+    T(op, k, IN, REAL, "b s hk dk")                                                                                    \
+    T(op, v, IN, REAL, "b s hv dv")                                                                                    \
+    T(op, alpha, IN, REAL, "b s hv")                                                                                   \
+    T(op, beta, IN, REAL, "b s hv")                                                                                    \
+    T(op, A_log, IN, WIDE, "hv")                                                                                       \
+    T(op, dt_bias, IN, WIDE, "hv")                                                                                     \
+    T(op, doc_start, OPT, I32, "b s")                                                                                  \
+    T(op, states, IN, REAL, "b s/chunk hv dk dv")                                                                      \
+    T(op, dq, OUT, REAL, "b s hk dk")                                                                                  \
+    T(op, dk, OUT, REAL, "b s hk dk")                                                                                  \
+    T(op, dv, OUT, REAL, "b s hv dv")                                                                                  \
+    T(op, dalpha, OUT, REAL, "b s hv")                                                                                 \
+    T(op, dbeta, OUT, REAL, "b s hv")                                                                                  \
+    T(op, dA_log, SUM, WIDE, "hv")                                                                                     \
+    T(op, ddt_bias, SUM, WIDE, "hv")                                                                                   \
+    T(op, dinit, OPT_OUT, WIDE, "b hv dk dv")                                                                          \
+    T(op, work, WORK, U8, "")                                                                                          \
     N(op, int64_t, chunk, 64)
 OP_ARGS(gdn_bwd, GDN_BWD_FIELDS);
 

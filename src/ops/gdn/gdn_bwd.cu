@@ -92,8 +92,8 @@ __device__ __forceinline__ void bwd_piece(const struct gdn_scan_bwd_args &a, con
 }
 
 template <int DK>
-__global__ __launch_bounds__(SCAN_WARPS * 32, 1) void
-    scan_bwd_kernel(const __grid_constant__ struct gdn_scan_bwd_args a)
+__global__ __launch_bounds__(SCAN_WARPS * 32,
+                             1) void scan_bwd_kernel(const __grid_constant__ struct gdn_scan_bwd_args a)
 {
     struct scan_stage<DK> *stage = (struct scan_stage<DK> *)shared_memory();
     int warp = threadIdx.x / 32, q = threadIdx.x % 4;
@@ -116,8 +116,7 @@ __global__ __launch_bounds__(SCAN_WARPS * 32, 1) void
         store_state<DK>(e, state_at(a.dinit, b, 0, h), a.dinit.n, first, a.g.dk, a.g.dv);
 }
 
-template <int DK>
-static int launch_scan(struct lane *l, const struct gdn_scan_bwd_args *a)
+template <int DK> static int launch_scan(struct lane *l, const struct gdn_scan_bwd_args *a)
 {
     const int bytes = 2 * (int)sizeof(struct scan_stage<DK>), warps = scan_warps(&a->g);
     NEEDS_SMEM(l, scan_bwd_kernel<DK>, bytes);
@@ -133,8 +132,7 @@ static int scan_bwd(struct lane *l, const struct gdn_scan_bwd_args *a)
     return a->g.dk <= 64 ? launch_scan<64>(l, a) : launch_scan<128>(l, a);
 }
 
-/* ---- the head's scalars --------------------------------------------------------------------------------------------
- */
+/* ---- the head's scalars ---------------------------------------------------------------------- */
 
 /* One warp per head; lane i adds entries i, i + 32, ... from the last, then the lanes are added. */
 __global__ void add_sums_kernel(const float *sums, int64_t n, int heads, float *dA_log, float *ddt_bias, bool acc_A,
@@ -161,7 +159,7 @@ int gdn_add_sums(struct lane *l, const struct gdn_bwd_args *a, const float *sums
     return ST_OK;
 }
 
-/* ---- work space and the call ------------------------------------------------------------------------------------- */
+/* ---- work space and the call ----------------------------------------------------------------- */
 
 struct bwd_work {
     uint32_t *blocks;

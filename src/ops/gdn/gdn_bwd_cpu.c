@@ -34,8 +34,8 @@ struct scratch {
 static int64_t scratch_floats(const struct inputs *in)
 {
     int64_t c = in->c_row;
-    return chunk_floats(in) + 2 * c * c + 4 * c * in->v_row + 2 * in->dv * c + 3 * in->dk * c +
-           c * in->k_row + 6 * c + (in->per_key + 1) * in->dk * in->v_row + BLOCK;
+    return chunk_floats(in) + 2 * c * c + 4 * c * in->v_row + 2 * in->dv * c + 3 * in->dk * c + c * in->k_row + 6 * c +
+           (in->per_key + 1) * in->dk * in->v_row + BLOCK;
 }
 
 /* Sums of dA_log and ddt_bias by batch and head. */
@@ -76,8 +76,7 @@ static void scratch_take(const struct inputs *in, struct scratch *s, float *at)
 }
 
 /* dX into dr, and n_j. */
-static void values_gradient(const struct inputs *in, struct scratch *s, const float *e,
-                            bool leaving)
+static void values_gradient(const struct inputs *in, struct scratch *s, const float *e, bool leaving)
 {
     const struct chunk *k = &s->k;
     int64_t row = in->v_row, wide = in->v_pad;
@@ -155,8 +154,7 @@ static void triangle(const struct inputs *in, struct scratch *s)
         h->a[j * in->c_row + j] = 0;
         for (int64_t i = j / BLOCK * BLOCK; i < k->r.pad; i += VL) {
             int64_t at = j * in->c_row + i;
-            vec d = decay_lanes(&h->d, &k->r, j, i), kk = *(const vec *)(k->kk + at),
-                w = *(const vec *)(h->w + i);
+            vec d = decay_lanes(&h->d, &k->r, j, i), kk = *(const vec *)(k->kk + at), w = *(const vec *)(h->w + i);
             vec dqk = *(const vec *)(h->m + at) * d, da = *(const vec *)(h->a + at) * d;
             vec *sum = (vec *)(s->sum + i);
             *(vec *)(s->dqk + at) += dqk;
@@ -172,8 +170,8 @@ static void triangle(const struct inputs *in, struct scratch *s)
 
 /* z = S t; adds z times the row factors f to sums, and to pass the products with the rows
  * themselves. */
-static void through_state(const struct inputs *in, struct scratch *s, const float *state,
-                          const float *t, const float *rows_t, float *sums)
+static void through_state(const struct inputs *in, struct scratch *s, const float *state, const float *t,
+                          const float *rows_t, float *sums)
 {
     int64_t c = in->c_row, pad = s->k.r.pad;
     multiply(&(struct product){.a = state,
@@ -200,8 +198,7 @@ static void through_state(const struct inputs *in, struct scratch *s, const floa
 
 /* dq and dk through the states at both ends of the chunk. On entry t holds dO^T and u holds dR^T.
  */
-static void key_gradients(const struct inputs *in, struct scratch *s, const float *state,
-                          const float *e, bool leaving)
+static void key_gradients(const struct inputs *in, struct scratch *s, const float *state, const float *e, bool leaving)
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
@@ -221,8 +218,8 @@ static void key_gradients(const struct inputs *in, struct scratch *s, const floa
 }
 
 /* e^(s_end) <E, S>, then E becomes the gradient of the state that entered. */
-static float pass_gradient(const struct inputs *in, struct scratch *s, float *e, const float *state,
-                           bool leaving, bool wanted)
+static float pass_gradient(const struct inputs *in, struct scratch *s, float *e, const float *state, bool leaving,
+                           bool wanted)
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
@@ -263,8 +260,7 @@ static float pass_gradient(const struct inputs *in, struct scratch *s, float *e,
 }
 
 /* dv, and what it adds to dw. */
-static void value_outputs(const struct gdn_bwd_args *a, const struct inputs *in, struct scratch *s,
-                          int64_t head)
+static void value_outputs(const struct gdn_bwd_args *a, const struct inputs *in, struct scratch *s, int64_t head)
 {
     const struct chunk *k = &s->k;
     for (int64_t i = 0; i < k->r.n; i++) {
@@ -278,8 +274,7 @@ static void value_outputs(const struct gdn_bwd_args *a, const struct inputs *in,
 }
 
 /* dg from its four parts, then the gradients of alpha, beta and of the head's scalars. */
-static void gate_gradients(const struct gdn_bwd_args *a, struct scratch *s, float through,
-                           int64_t head, float *sums)
+static void gate_gradients(const struct gdn_bwd_args *a, struct scratch *s, float through, int64_t head, float *sums)
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
@@ -303,8 +298,8 @@ static void gate_gradients(const struct gdn_bwd_args *a, struct scratch *s, floa
 }
 
 /* The state that enters, with padded rows; NULL: nothing does. */
-static const float *incoming_state(const struct gdn_bwd_args *a, const struct inputs *in,
-                                   struct scratch *s, int64_t index, int64_t head)
+static const float *incoming_state(const struct gdn_bwd_args *a, const struct inputs *in, struct scratch *s,
+                                   int64_t index, int64_t head)
 {
     const float *state = entering(&a->states, s->k.r.batch, index, head);
     int64_t row = a->states.stride[3];
@@ -314,17 +309,17 @@ static const float *incoming_state(const struct gdn_bwd_args *a, const struct in
     return s->state;
 }
 
-static void bwd_chunk_head(const struct gdn_bwd_args *a, const struct inputs *in, struct scratch *s,
-                           int64_t index, int64_t head, float *e, bool leaving, float *sums)
+static void bwd_chunk_head(const struct gdn_bwd_args *a, const struct inputs *in, struct scratch *s, int64_t index,
+                           int64_t head, float *e, bool leaving, float *sums)
 {
     struct chunk *k = &s->k;
     int64_t row = in->v_row;
     const float *state = incoming_state(a, in, s, index, head);
     head_load(in, k, &s->h, head);
-    pack_rows(s->v, row, head_at(&a->v, k->r.batch, k->r.first, head), a->v.stride[1], k->r.n, in->dv,
-              k->r.pad, in->v_pad);
-    pack_rows(s->d_o, row, head_at(&a->d_o, k->r.batch, k->r.first, head), a->d_o.stride[1], k->r.n,
-              in->dv, k->r.pad, in->v_pad);
+    pack_rows(s->v, row, head_at(&a->v, k->r.batch, k->r.first, head), a->v.stride[1], k->r.n, in->dv, k->r.pad,
+              in->v_pad);
+    pack_rows(s->d_o, row, head_at(&a->d_o, k->r.batch, k->r.first, head), a->d_o.stride[1], k->r.n, in->dv, k->r.pad,
+              in->v_pad);
     solve_values(in, k, &s->h, state, s->v, s->x);
     values_gradient(in, s, e, leaving);
     solve_transposed(in, s);
@@ -342,8 +337,7 @@ static void bwd_chunk_head(const struct gdn_bwd_args *a, const struct inputs *in
 /* From d, the gradient of y = scale * factor * x (factor brings x to unit length), to that of x. A vector of
  * one element is its sign but for GDN_EPS: there the two terms cancel to 1 - y^2 = GDN_EPS factor^2, which no
  * difference of floats would find. */
-static void through_length(float *out, const float *d, const float *y, float scale, float factor,
-                           int64_t n)
+static void through_length(float *out, const float *d, const float *y, float scale, float factor, int64_t n)
 {
     if (n == 1) {
         out[0] = factor * d[0] * scale * ((float)GDN_EPS * factor * factor);
@@ -357,8 +351,7 @@ static void through_length(float *out, const float *d, const float *y, float sca
 
 /* dq and dk of the chunk: what the states left, transposed back, plus dqk and dkk against the rows.
  */
-static void finish_chunk(const struct gdn_bwd_args *a, const struct inputs *in, struct scratch *s,
-                         int64_t key_head)
+static void finish_chunk(const struct gdn_bwd_args *a, const struct inputs *in, struct scratch *s, int64_t key_head)
 {
     const struct chunk *k = &s->k;
     int64_t c = in->c_row, row = in->k_row;
@@ -399,8 +392,8 @@ static void finish_chunk(const struct gdn_bwd_args *a, const struct inputs *in, 
     }
 }
 
-static void bwd_unit(const struct gdn_bwd_args *a, const struct inputs *in, int64_t batch,
-                     int64_t key_head, float *sums, float *memory)
+static void bwd_unit(const struct gdn_bwd_args *a, const struct inputs *in, int64_t batch, int64_t key_head,
+                     float *sums, float *memory)
 {
     struct scratch s;
     scratch_take(in, &s, memory);
@@ -409,8 +402,8 @@ static void bwd_unit(const struct gdn_bwd_args *a, const struct inputs *in, int6
     memset(sums, 0, (size_t)(in->per_key * N_SUMS) * sizeof(float));
     memset(s.e, 0, (size_t)(in->per_key * size) * sizeof(float));
     for (int64_t h = from; present(&a->dfinal) && h < to; h++)
-        copy_rows(s.e + (h - from) * size, in->v_row, state_at(&a->dfinal, batch, h),
-                  a->dfinal.stride[2], in->dk, in->dv);
+        copy_rows(s.e + (h - from) * size, in->v_row, state_at(&a->dfinal, batch, h), a->dfinal.stride[2], in->dk,
+                  in->dv);
     for (int64_t c = in->n_chunks - 1; c >= 0; c--) {
         chunk_load(in, &s.k, batch, key_head, c);
         memset(s.dqk, 0, (size_t)(s.k.r.pad * in->c_row) * sizeof(float));
@@ -419,13 +412,12 @@ static void bwd_unit(const struct gdn_bwd_args *a, const struct inputs *in, int6
         memset(s.dkt, 0, (size_t)(in->dk * in->c_row) * sizeof(float));
         bool leaving = c + 1 < in->n_chunks || present(&a->dfinal);
         for (int64_t h = from; h < to; h++)
-            bwd_chunk_head(a, in, &s, c, h, s.e + (h - from) * size, leaving,
-                           sums + (h - from) * N_SUMS);
+            bwd_chunk_head(a, in, &s, c, h, s.e + (h - from) * size, leaving, sums + (h - from) * N_SUMS);
         finish_chunk(a, in, &s, key_head);
     }
     for (int64_t h = from; present(&a->dinit) && h < to; h++)
-        copy_rows(state_at(&a->dinit, batch, h), a->dinit.stride[2], s.e + (h - from) * size,
-                  in->v_row, in->dk, in->dv);
+        copy_rows(state_at(&a->dinit, batch, h), a->dinit.stride[2], s.e + (h - from) * size, in->v_row, in->dk,
+                  in->dv);
 }
 
 int CPU_NAME(gdn_bwd_cpu)(struct lane *l, const struct gdn_bwd_args *a)
@@ -437,8 +429,7 @@ int CPU_NAME(gdn_bwd_cpu)(struct lane *l, const struct gdn_bwd_args *a)
     float *sums = a->work.data, *memory = sums + sum_floats(&in);
 #pragma omp parallel for schedule(dynamic)
     for (int64_t u = 0; u < in.batch * in.key_heads; u++)
-        bwd_unit(a, &in, u / in.key_heads, u % in.key_heads, sums,
-                 memory + omp_get_thread_num() * each);
+        bwd_unit(a, &in, u / in.key_heads, u % in.key_heads, sums, memory + omp_get_thread_num() * each);
     add_batches(&a->dA_log, sums, in.batch, in.heads, N_SUMS, SUM_A, a->acc_dA_log);
     add_batches(&a->ddt_bias, sums, in.batch, in.heads, N_SUMS, SUM_BIAS, a->acc_ddt_bias);
     return ST_OK;

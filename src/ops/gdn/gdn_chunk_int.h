@@ -22,16 +22,21 @@ struct inputs {
     int64_t chunk;
     int64_t batch, rows, key_heads, heads, per_key; /* per_key: value heads of a key head */
     int64_t dk, dv, n_chunks;
-    int64_t k_pad, v_pad, k_row, v_row,
-        c_row;   /* padded widths; row strides in scratch, of k, v and chunk rows */
-    float scale; /* of q */
+    int64_t k_pad, v_pad, k_row, v_row, c_row; /* padded widths; row strides in scratch, of k, v and chunk rows */
+    float scale;                               /* of q */
 };
 
 /* Shape from the args of either direction. */
-#define INPUTS_OF(args)                                                                                          \
-    inputs_sizes((struct inputs){.q = &(args)->q, .k = &(args)->k, .v = &(args)->v, .alpha = &(args)->alpha,         \
-                                 .beta = &(args)->beta, .A_log = &(args)->A_log, .dt_bias = &(args)->dt_bias,        \
-                                 .doc_start = &(args)->doc_start, .chunk = (args)->chunk})
+#define INPUTS_OF(args)                                                                                                \
+    inputs_sizes((struct inputs){.q = &(args)->q,                                                                      \
+                                 .k = &(args)->k,                                                                      \
+                                 .v = &(args)->v,                                                                      \
+                                 .alpha = &(args)->alpha,                                                              \
+                                 .beta = &(args)->beta,                                                                \
+                                 .A_log = &(args)->A_log,                                                              \
+                                 .dt_bias = &(args)->dt_bias,                                                          \
+                                 .doc_start = &(args)->doc_start,                                                      \
+                                 .chunk = (args)->chunk})
 
 static inline struct inputs inputs_sizes(struct inputs inputs)
 {
@@ -67,7 +72,7 @@ struct head {
     float *w;         /* [pad]: sigmoid(beta) */
     float *g, *slope; /* [pad]: log decay; d g / d alpha */
     struct decay d;
-    float *m, *a;     /* [pad][c_row]: decayed qk; -A */
+    float *m, *a; /* [pad][c_row]: decayed qk; -A */
 };
 
 static inline int64_t chunk_floats(const struct inputs *in)
@@ -106,12 +111,11 @@ static inline float length_factor(const float *x, int64_t n)
 }
 
 /* Rows of q or k of unit length, times scale; and their transpose. */
-static inline void load_unit(const struct inputs *in, const struct chunk *k, const struct tensor *t,
-                             int64_t head, float scale, float *out, float *out_t, float *factor)
+static inline void load_unit(const struct inputs *in, const struct chunk *k, const struct tensor *t, int64_t head,
+                             float scale, float *out, float *out_t, float *factor)
 {
     int64_t row = in->k_row;
-    pack_rows(out, row, head_at(t, k->r.batch, k->r.first, head), t->stride[1], k->r.n, in->dk, k->r.pad,
-              in->k_pad);
+    pack_rows(out, row, head_at(t, k->r.batch, k->r.first, head), t->stride[1], k->r.n, in->dk, k->r.pad, in->k_pad);
     for (int64_t i = 0; i < k->r.pad; i++) {
         factor[i] = length_factor(out + i * row, in->k_pad);
         for (int64_t c = 0; c < in->k_pad; c += VL)
@@ -121,8 +125,7 @@ static inline void load_unit(const struct inputs *in, const struct chunk *k, con
 }
 
 /* Everything of a chunk that its value heads share. */
-static inline void chunk_load(const struct inputs *in, struct chunk *k, int64_t batch,
-                              int64_t key_head, int64_t index)
+static inline void chunk_load(const struct inputs *in, struct chunk *k, int64_t batch, int64_t key_head, int64_t index)
 {
     chunk_rows_set(&k->r, batch, index, in->chunk, in->rows, in->doc_start);
     load_unit(in, k, in->q, key_head, in->scale, k->q, k->qt, k->q_factor);
@@ -135,13 +138,11 @@ static inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 /* ln(1 + e^x), exact enough for small values too. */
 static inline float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-static inline void head_gates(const struct inputs *in, const struct chunk *k, struct head *h,
-                              int64_t head)
+static inline void head_gates(const struct inputs *in, const struct chunk *k, struct head *h, int64_t head)
 {
     const float *alpha = head_at(in->alpha, k->r.batch, k->r.first, head);
     const float *beta = head_at(in->beta, k->r.batch, k->r.first, head);
-    float bias = ((const float *)in->dt_bias->data)[head],
-          rate = -expf(((const float *)in->A_log->data)[head]);
+    float bias = ((const float *)in->dt_bias->data)[head], rate = -expf(((const float *)in->A_log->data)[head]);
     double sum = 0;
     for (int64_t i = 0; i < k->r.pad; i++) {
         bool real = i < k->r.n;
@@ -157,8 +158,7 @@ static inline void head_gates(const struct inputs *in, const struct chunk *k, st
 }
 
 /* Gates and square matrices of a head. */
-static inline void head_load(const struct inputs *in, const struct chunk *k, struct head *h,
-                             int64_t head)
+static inline void head_load(const struct inputs *in, const struct chunk *k, struct head *h, int64_t head)
 {
     head_gates(in, k, h, head);
     for (int64_t j = 0; j < k->r.pad; j++) {
@@ -166,8 +166,7 @@ static inline void head_load(const struct inputs *in, const struct chunk *k, str
             int64_t at = j * in->c_row + i;
             vec d = decay_lanes(&h->d, &k->r, j, i);
             *(vec *)(h->m + at) = *(const vec *)(k->qk + at) * d;
-            *(vec *)(h->a + at) =
-                (vec){0} - *(const vec *)(k->kk + at) * d * *(const vec *)(h->w + i);
+            *(vec *)(h->a + at) = (vec){0} - *(const vec *)(k->kk + at) * d * *(const vec *)(h->w + i);
         }
         h->a[j * in->c_row + j] = 0;
     }
@@ -175,8 +174,8 @@ static inline void head_load(const struct inputs *in, const struct chunk *k, str
 
 /* What is written along the keys. On entry v holds V; on return x holds X, the solution, and v what
  * the state does not hold yet: V - diag(e^s) K S. state NULL: zeros. */
-static inline void solve_values(const struct inputs *in, const struct chunk *k,
-                                const struct head *h, const float *state, float *v, float *x)
+static inline void solve_values(const struct inputs *in, const struct chunk *k, const struct head *h,
+                                const float *state, float *v, float *x)
 {
     int64_t row = in->v_row, wide = in->v_pad;
     if (state != NULL) {

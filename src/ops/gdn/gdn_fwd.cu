@@ -126,8 +126,7 @@ __global__ __launch_bounds__(SCAN_WARPS * 32, 1) void scan_fwd_kernel(const __gr
         store_state<DK>(s, state_at(a.final, b, 0, h), a.final.n, first, a.g.dk, a.g.dv);
 }
 
-template <int DK>
-static int launch_scan(struct lane *l, const struct gdn_scan_args *a)
+template <int DK> static int launch_scan(struct lane *l, const struct gdn_scan_args *a)
 {
     const int bytes = 2 * (int)sizeof(struct scan_stage<DK>), warps = scan_warps(&a->g);
     NEEDS_SMEM(l, scan_fwd_kernel<DK>, bytes);

@@ -14,8 +14,7 @@ struct scratch {
 static int64_t scratch_floats(const struct inputs *in)
 {
     if (in->rows <= FEW_ROWS)
-        return round_up(in->dk * in->dv, VL) + 2 * round_up(in->dk, VL) + round_up(in->dv, VL) +
-               BLOCK;
+        return round_up(in->dk * in->dv, VL) + 2 * round_up(in->dk, VL) + round_up(in->dv, VL) + BLOCK;
     return chunk_floats(in) + 3 * in->c_row * in->v_row + in->per_key * in->dk * in->v_row + BLOCK;
 }
 
@@ -36,8 +35,7 @@ static void scratch_take(const struct inputs *in, struct scratch *s, float *at)
 }
 
 /* o from v, then the state moves on. */
-static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *state, bool incoming,
-                           bool outgoing)
+static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *state, bool incoming, bool outgoing)
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
@@ -87,8 +85,8 @@ static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *st
                                .add = incoming});
 }
 
-static void fwd_unit(const struct gdn_fwd_args *a, const struct inputs *in, int64_t batch,
-                     int64_t key_head, bool fresh, float *memory)
+static void fwd_unit(const struct gdn_fwd_args *a, const struct inputs *in, int64_t batch, int64_t key_head, bool fresh,
+                     float *memory)
 {
     struct scratch s;
     scratch_take(in, &s, memory);
@@ -96,27 +94,24 @@ static void fwd_unit(const struct gdn_fwd_args *a, const struct inputs *in, int6
     bool given = present(&a->init) && !fresh;
     memset(s.state, 0, (size_t)(in->per_key * size) * sizeof(float));
     for (int64_t h = from; given && h < to; h++)
-        copy_rows(s.state + (h - from) * size, in->v_row, state_at(&a->init, batch, h),
-                  a->init.stride[2], in->dk, in->dv);
+        copy_rows(s.state + (h - from) * size, in->v_row, state_at(&a->init, batch, h), a->init.stride[2], in->dk,
+                  in->dv);
     for (int64_t c = 0; c < in->n_chunks; c++) {
         chunk_load(in, &s.k, batch, key_head, c);
         for (int64_t h = from; h < to; h++) {
             float *state = s.state + (h - from) * size;
             if (present(&a->states))
-                copy_rows(entering(&a->states, batch, c, h), a->states.stride[3], state, in->v_row,
-                          in->dk, in->dv);
+                copy_rows(entering(&a->states, batch, c, h), a->states.stride[3], state, in->v_row, in->dk, in->dv);
             head_load(in, &s.k, &s.h, h);
-            pack_rows(s.v, in->v_row, head_at(&a->v, batch, s.k.r.first, h), a->v.stride[1], s.k.r.n,
-                      in->dv, s.k.r.pad, in->v_pad);
-            fwd_chunk_head(in, &s, state, c > 0 || given,
-                           c + 1 < in->n_chunks || present(&a->final));
-            copy_rows(head_at(&a->o, batch, s.k.r.first, h), a->o.stride[1], s.o, in->v_row, s.k.r.n,
-                      in->dv);
+            pack_rows(s.v, in->v_row, head_at(&a->v, batch, s.k.r.first, h), a->v.stride[1], s.k.r.n, in->dv, s.k.r.pad,
+                      in->v_pad);
+            fwd_chunk_head(in, &s, state, c > 0 || given, c + 1 < in->n_chunks || present(&a->final));
+            copy_rows(head_at(&a->o, batch, s.k.r.first, h), a->o.stride[1], s.o, in->v_row, s.k.r.n, in->dv);
         }
     }
     for (int64_t h = from; present(&a->final) && h < to; h++)
-        copy_rows(state_at(&a->final, batch, h), a->final.stride[2], s.state + (h - from) * size,
-                  in->v_row, in->dk, in->dv);
+        copy_rows(state_at(&a->final, batch, h), a->final.stride[2], s.state + (h - from) * size, in->v_row, in->dk,
+                  in->dv);
 }
 
 /* ---- a few rows: the recurrence -------------------------------------------------------------- */
@@ -127,8 +122,8 @@ struct few {
     int64_t row;
 };
 
-static void few_row(const struct gdn_fwd_args *a, const struct inputs *in, int64_t b, int64_t head,
-                    int64_t t, const struct few *f)
+static void few_row(const struct gdn_fwd_args *a, const struct inputs *in, int64_t b, int64_t head, int64_t t,
+                    const struct few *f)
 {
     int64_t key_head = head / in->per_key;
     const float *q = head_at(&a->q, b, t, key_head), *k = head_at(&a->k, b, t, key_head),
@@ -138,8 +133,7 @@ static void few_row(const struct gdn_fwd_args *a, const struct inputs *in, int64
     float weight = sigmoid(*head_at(&a->beta, b, t, head));
     float decay = expf(-expf(((const float *)a->A_log.data)[head]) * softplus(raw));
     float q_factor = length_factor(q, in->dk) * in->scale, k_factor = length_factor(k, in->dk);
-    bool begins = present(&a->doc_start) &&
-                  ((const int32_t *)a->doc_start.data)[b * a->doc_start.stride[0] + t] == t;
+    bool begins = present(&a->doc_start) && ((const int32_t *)a->doc_start.data)[b * a->doc_start.stride[0] + t] == t;
     for (int64_t c = 0; c < in->dv; c++)
         u[c] = o[c] = 0;
     for (int64_t n = 0; n < in->dk; n++) {
@@ -167,8 +161,8 @@ static void few_row(const struct gdn_fwd_args *a, const struct inputs *in, int64
     }
 }
 
-static void few_rows(const struct gdn_fwd_args *a, const struct inputs *in, int64_t b, int64_t head,
-                     bool fresh, float *memory)
+static void few_rows(const struct gdn_fwd_args *a, const struct inputs *in, int64_t b, int64_t head, bool fresh,
+                     float *memory)
 {
     bool keep = present(&a->final);
     float *at = align_floats(memory);
@@ -182,8 +176,8 @@ static void few_rows(const struct gdn_fwd_args *a, const struct inputs *in, int6
         memset(f.state + n * f.row, 0, (size_t)in->dv * sizeof(float));
     for (int64_t t = 0; t < in->rows; t++) {
         if (present(&a->states) && t % in->chunk == 0)
-            copy_rows(entering(&a->states, b, t / in->chunk, head), a->states.stride[3], f.state,
-                      f.row, in->dk, in->dv);
+            copy_rows(entering(&a->states, b, t / in->chunk, head), a->states.stride[3], f.state, f.row, in->dk,
+                      in->dv);
         few_row(a, in, b, head, t, &f);
     }
 }
@@ -199,13 +193,11 @@ int CPU_NAME(gdn_fwd_cpu)(struct lane *l, const struct gdn_fwd_args *a)
     if (in.rows <= FEW_ROWS) {
 #pragma omp parallel for schedule(static) if (in.batch * in.heads * in.dk * in.dv > 8192)
         for (int64_t u = 0; u < in.batch * in.heads; u++)
-            few_rows(a, &in, u / in.heads, u % in.heads, fresh,
-                     memory + omp_get_thread_num() * each);
+            few_rows(a, &in, u / in.heads, u % in.heads, fresh, memory + omp_get_thread_num() * each);
         return ST_OK;
     }
 #pragma omp parallel for schedule(dynamic)
     for (int64_t u = 0; u < in.batch * in.key_heads; u++)
-        fwd_unit(a, &in, u / in.key_heads, u % in.key_heads, fresh,
-                 memory + omp_get_thread_num() * each);
+        fwd_unit(a, &in, u / in.key_heads, u % in.key_heads, fresh, memory + omp_get_thread_num() * each);
     return ST_OK;
 }

@@ -13,8 +13,7 @@ enum { GRAD_WARPS = 8, GRAD_THREADS = GRAD_WARPS * 32 };
 
 /* ROOMY: both states lie side by side, and the products of the keys are kept. Else E takes the place of S after its
  * last use, and every value head recomputes the products: for GPUs with less shared memory. */
-template <int DK, int DV, bool ROOMY>
-struct grad_tiles {
+template <int DK, int DV, bool ROOMY> struct grad_tiles {
     bf16 k[PIECE * (DK + 8)], q[PIECE * (DK + 8)];
     bf16 s[DK * (DV + 8)], e[ROOMY ? DK * (DV + 8) : 8];
     bf16 r[PIECE * (DV + 8)]; /* V, then R */
@@ -519,8 +518,7 @@ __global__ __launch_bounds__(GRAD_THREADS, 1) void grad_kernel(const __grid_cons
 }
 
 /* Bytes of shared memory of the variant that this much room allows; 0: of none. */
-template <int DK, int DV>
-static int64_t grad_shared(int64_t room, bool *roomy)
+template <int DK, int DV> static int64_t grad_shared(int64_t room, bool *roomy)
 {
     int64_t large = (int64_t)sizeof(struct grad_tiles<DK, DV, true>),
             small = (int64_t)sizeof(struct grad_tiles<DK, DV, false>);
@@ -528,8 +526,7 @@ static int64_t grad_shared(int64_t room, bool *roomy)
     return large <= room ? large : small <= room ? small : 0;
 }
 
-template <int DK, int DV>
-static int launch_grad(struct lane *l, const struct gdn_grad_args *a)
+template <int DK, int DV> static int launch_grad(struct lane *l, const struct gdn_grad_args *a)
 {
     bool roomy;
     const int64_t bytes = grad_shared<DK, DV>(cuda_of(l)->smem_per_block, &roomy);

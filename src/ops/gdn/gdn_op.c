@@ -9,8 +9,8 @@ static int check_common(const char *op, const struct tensor *v, const struct ten
 {
     int64_t h = v->dim[2], kh = k->dim[2];
     if ((h > 0 || kh > 0) && (kh == 0 || h == 0 || h % kh != 0))
-        return err_set(e, ST_INVALID, "%s: %lld value heads are no multiple of %lld key heads", op,
-                       (long long)h, (long long)kh);
+        return err_set(e, ST_INVALID, "%s: %lld value heads are no multiple of %lld key heads", op, (long long)h,
+                       (long long)kh);
     if (chunk < 1 || chunk > GDN_MAX_CHUNK)
         return err_set(e, ST_INVALID, "%s: chunk is %lld, expected 1 to %d", op, (long long)chunk, GDN_MAX_CHUNK);
     return ST_OK;
@@ -28,10 +28,9 @@ int gdn_bwd_check(const struct gdn_bwd_args *a, struct err *e)
     return check_common("gdn_bwd", &a->v, &a->k, a->chunk, e);
 }
 
-/* ---- descriptors --------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
-static const struct op_dim dims[] = {{"b", 2},  {"s", 7},  {"hk", 2},
-                                      {"hv", 4}, {"dk", 6}, {"dv", 5}};
+static const struct op_dim dims[] = {{"b", 2}, {"s", 7}, {"hk", 2}, {"hv", 4}, {"dk", 6}, {"dv", 5}};
 
 /* Decay slow enough that a state outlives a chunk. */
 static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
@@ -52,27 +51,24 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
 /* Counted by what the chunked form needs: causal halves of K K^T and Q K^T once per key head, of
  * the solve and of the product with its solution per value head; `states` products of a row with a
  * state. */
-static double flops_of(const struct tensor *v, const struct tensor *k, double chunk, double pairs,
-                       double halves, double states)
+static double flops_of(const struct tensor *v, const struct tensor *k, double chunk, double pairs, double halves,
+                       double states)
 {
     double rows = (double)(v->dim[0] * v->dim[1]), q = fmin(chunk, (double)v->dim[1]);
-    double keys = (double)(k->dim[2] * k->dim[3]), inner = (double)(v->dim[2] * v->dim[3]),
-           dk = (double)k->dim[3];
+    double keys = (double)(k->dim[2] * k->dim[3]), inner = (double)(v->dim[2] * v->dim[3]), dk = (double)k->dim[3];
     return rows * (pairs * q * keys + halves * q * inner + 2 * states * inner * dk);
 }
 
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(gdn_fwd, a, c);
-    *out = (struct op_cost){.flops = flops_of(&a->v, &a->k, (double)a->chunk, 2, 2, 3),
-                            .bytes = op_bytes(c)};
+    *out = (struct op_cost){.flops = flops_of(&a->v, &a->k, (double)a->chunk, 2, 2, 3), .bytes = op_bytes(c)};
 }
 
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(gdn_bwd, a, c);
-    *out = (struct op_cost){.flops = flops_of(&a->v, &a->k, (double)a->chunk, 6, 5, 7),
-                            .bytes = op_bytes(c)};
+    *out = (struct op_cost){.flops = flops_of(&a->v, &a->k, (double)a->chunk, 6, 5, 7), .bytes = op_bytes(c)};
 }
 
 /* A final state that is not asked for has no gradient either: no_final goes with no_dfinal. */
@@ -121,7 +117,8 @@ const struct op_desc gdn_fwd_desc = {
     .backward = "gdn_bwd",
     .tolerance = 5e-6,
     .narrow = 3e-3, /* S, R, X and P are rounded where they meet */
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 OP_TABLES(gdn_bwd, GDN_BWD_FIELDS);
 const struct op_desc gdn_bwd_desc = {
@@ -132,5 +129,6 @@ const struct op_desc gdn_bwd_desc = {
     .sample_fill = fill,
     .tolerance = 2e-5,
     .narrow = 8e-3, /* and so are E, dO, dV, and the gradients of the products */
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

@@ -6,18 +6,16 @@
 
 enum { THREADS = 256, PLAIN_WARPS = THREADS / 32, COLUMNS = 32 };
 
-/* ---- scalars of a row ------------------------------------------------------------------------------------------ */
+/* ---- scalars of a row ------------------------------------------------------------------------ */
 
-template <typename T>
-__device__ bool begins_document(const gdn_gates<T> &gates, int b, int t)
+template <typename T> __device__ bool begins_document(const gdn_gates<T> &gates, int b, int t)
 {
     return gates.doc_start != NULL && gates.doc_start[b * gates.doc_stride + t] == t;
 }
 __device__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 __device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 /* 1 / length, by one warp. */
-template <typename T>
-__device__ float length_factor(const T *x, int n)
+template <typename T> __device__ float length_factor(const T *x, int n)
 {
     float sum = 0;
     for (int c = threadIdx.x % 32; c < n; c += 32)
@@ -25,10 +23,9 @@ __device__ float length_factor(const T *x, int n)
     return 1.0f / sqrtf(warp_sum(sum) + (float)GDN_EPS);
 }
 
-/* ---- forward ----------------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
-template <typename T>
-struct plain_fwd_args {
+template <typename T> struct plain_fwd_args {
     struct gdn_geom g;
     gdn_view<const T> q, k, v;
     gdn_view<T> o;
@@ -55,20 +52,21 @@ __global__ __launch_bounds__(THREADS) void plain_fwd_kernel(const __grid_constan
 #define EACH_ROW(n, i)                                                                                                 \
     _Pragma("unroll") for (int i = 0, n = warp; R > 0 ? i < R : n < dk; i++, n += PLAIN_WARPS) if (n < dk && mine)
 #define STATE(n, i) (*(R > 0 ? &regs[R > 0 ? i : 0] : memory + (int64_t)(n)*dv))
-    EACH_ROW (n, i)
-        STATE(n, i) = init != NULL ? init[n * a.init.n + col] : 0.0f;
+    EACH_ROW(n, i)
+    STATE(n, i) = init != NULL ? init[n * a.init.n + col] : 0.0f;
     for (int t = 0; t < a.g.rows; t++) {
         if (a.states.data != NULL && t % a.g.chunk == 0) {
             T *to = state_at(a.states, b, t / a.g.chunk, h);
-            EACH_ROW (n, i)
-                to[n * a.states.n + col] = from_float<T>(STATE(n, i));
+            EACH_ROW(n, i)
+            to[n * a.states.n + col] = from_float<T>(STATE(n, i));
         }
         const T *q = view_at(a.q, b, t, kh), *k = view_at(a.k, b, t, kh);
         float qf = a.g.scale * length_factor(q, dk), kf = length_factor(k, dk), part = 0;
         float decay = expf(rate * softplus(to_float(*view_at(a.gates.alpha, b, t, h)) + bias));
         float w = sigmoid(to_float(*view_at(a.gates.beta, b, t, h)));
         bool begins = begins_document(a.gates, b, t);
-        EACH_ROW (n, i) {
+        EACH_ROW(n, i)
+        {
             float x = begins ? 0.0f : decay * STATE(n, i);
             STATE(n, i) = x;
             part += x * (to_float(k[n]) * kf);
@@ -80,7 +78,8 @@ __global__ __launch_bounds__(THREADS) void plain_fwd_kernel(const __grid_constan
             held += held_parts[p][lane];
         float u = mine ? w * (to_float(view_at(a.v, b, t, h)[col]) - held) : 0.0f;
         part = 0;
-        EACH_ROW (n, i) {
+        EACH_ROW(n, i)
+        {
             float x = STATE(n, i) + to_float(k[n]) * kf * u;
             STATE(n, i) = x;
             part += x * (to_float(q[n]) * qf);
@@ -96,8 +95,8 @@ __global__ __launch_bounds__(THREADS) void plain_fwd_kernel(const __grid_constan
     }
     if (a.final.data != NULL) {
         float *to = state_at(a.final, b, 0, h);
-        EACH_ROW (n, i)
-            to[n * a.final.n + col] = STATE(n, i);
+        EACH_ROW(n, i)
+        to[n * a.final.n + col] = STATE(n, i);
     }
 #undef EACH_ROW
 #undef STATE
@@ -108,8 +107,7 @@ int64_t gdn_fwd_plain_work(const struct gdn_geom *g)
     return (int64_t)g->batch * g->heads * g->dk * g->dv * (int64_t)sizeof(float);
 }
 
-template <typename T>
-static int fwd_plain(struct lane *l, const struct gdn_fwd_args *a)
+template <typename T> static int fwd_plain(struct lane *l, const struct gdn_fwd_args *a)
 {
     struct plain_fwd_args<T> p = {
     };
@@ -134,8 +132,7 @@ static int fwd_plain(struct lane *l, const struct gdn_fwd_args *a)
 
 int gdn_fwd_plain(struct lane *l, const struct gdn_fwd_args *a) { BY_REAL(a->v.dtype, T, return fwd_plain<T>(l, a)); }
 
-/* ---- backward ------------------------------------------------------------------------------------------------------
- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* Matrices of a piece in the work space, all fp32, of one key head of one sequence. */
 struct plain_work {
@@ -174,8 +171,7 @@ static __host__ __device__ int64_t plain_work_take(struct plain_work *w, const s
     return n;
 }
 
-template <typename T>
-struct plain_bwd_args {
+template <typename T> struct plain_bwd_args {
     struct gdn_geom g;
     gdn_view<const T> d_o, q, k, v;
     gdn_gates<T> gates;
@@ -201,7 +197,8 @@ struct plain_rows { /* of a head, in shared memory */
 __device__ void product(float *out, int64_t rows, int64_t cols, int64_t depth, const float *a, int64_t a_row,
                         int64_t a_step, const float *b, int64_t b_row, int64_t b_step, bool add)
 {
-    EACH (at, rows * cols) {
+    EACH(at, rows * cols)
+    {
         int64_t i = at / cols, c = at % cols;
         float sum = 0;
         for (int64_t d = 0; d < depth; d++)
@@ -213,7 +210,8 @@ __device__ void product(float *out, int64_t rows, int64_t cols, int64_t depth, c
 __device__ void product_earlier(float *out, int n, int64_t cols, const float *a, int64_t a_row, int64_t a_step,
                                 const float *b, int skip, bool add)
 {
-    EACH (at, n * cols) {
+    EACH(at, n * cols)
+    {
         int64_t i = at / cols, c = at % cols;
         float sum = 0;
         for (int64_t d = 0; d < i + 1 - skip; d++)
@@ -224,7 +222,8 @@ __device__ void product_earlier(float *out, int n, int64_t cols, const float *a,
 __device__ void product_later(float *out, int n, int64_t cols, const float *a, int64_t a_row, int64_t a_step,
                               const float *b, int skip, bool add)
 {
-    EACH (at, n * cols) {
+    EACH(at, n * cols)
+    {
         int64_t i = at / cols, c = at % cols;
         float sum = 0;
         for (int64_t d = i + skip; d < n; d++)
@@ -248,8 +247,7 @@ __device__ void load_unit(float *out, float *factor, const gdn_view<const T> &fr
     }
 }
 
-template <typename T>
-__device__ void find_low(const gdn_gates<T> &gates, int b, struct piece p, int *low)
+template <typename T> __device__ void find_low(const gdn_gates<T> &gates, int b, struct piece p, int *low)
 {
     if (threadIdx.x == 0)
         for (int i = 0, at = -1; i < p.n; i++) {
@@ -269,7 +267,8 @@ __device__ void load_head(const struct plain_bwd_args<T> &a, const struct plain_
                           struct piece p, int h)
 {
     float rate = -expf(a.gates.A_log[h]), bias = a.gates.dt_bias[h];
-    EACH (i, p.n) {
+    EACH(i, p.n)
+    {
         float raw = to_float(*view_at(a.gates.alpha, b, p.first + i, h)) + bias;
         m->g[i] = rate * softplus(raw);
         m->slope[i] = raw > 20.0f ? rate : rate * sigmoid(raw);
@@ -283,11 +282,13 @@ __device__ void load_head(const struct plain_bwd_args<T> &a, const struct plain_
         m->decay = m->low[p.n - 1] < 0 ? expf((float)sum) : 0.0f;
     }
     __syncthreads();
-    EACH (i, p.n) {
+    EACH(i, p.n)
+    {
         m->start[i] = m->low[i] < 0 ? expf((float)m->s[i]) : 0.0f;
         m->end[i] = i >= m->low[p.n - 1] ? expf((float)(m->s[p.n - 1] - m->s[i])) : 0.0f;
     }
-    EACH (at, p.n * PIECE) {
+    EACH(at, p.n * PIECE)
+    {
         int i = (int)(at / PIECE), j = (int)(at % PIECE);
         float d = j <= i ? decay_between(m, i, j) : 0.0f;
         w.p[at] = j <= i ? d * w.qk[at] : 0.0f;
@@ -304,15 +305,15 @@ __device__ void solve_values(const struct plain_bwd_args<T> &a, const struct pla
     int dk = a.g.dk, dv = a.g.dv;
     product(w.x, p.n, dv, dk, w.k, dk, 1, state, dv, 1, false);
     __syncthreads();
-    EACH (c, dv)
-        for (int i = 0; i < p.n; i++) {
-            float r = to_float(view_at(a.v, b, p.first + i, h)[c]) - m->start[i] * w.x[(int64_t)i * dv + c],
-                  x = m->w[i] * r;
-            for (int j = 0; j < i; j++)
-                x -= w.a[i * PIECE + j] * w.x[(int64_t)j * dv + c];
-            w.r[(int64_t)i * dv + c] = r;
-            w.x[(int64_t)i * dv + c] = x;
-        }
+    EACH(c, dv)
+    for (int i = 0; i < p.n; i++) {
+        float r = to_float(view_at(a.v, b, p.first + i, h)[c]) - m->start[i] * w.x[(int64_t)i * dv + c],
+              x = m->w[i] * r;
+        for (int j = 0; j < i; j++)
+            x -= w.a[i * PIECE + j] * w.x[(int64_t)j * dv + c];
+        w.r[(int64_t)i * dv + c] = r;
+        w.x[(int64_t)i * dv + c] = x;
+    }
     __syncthreads();
 }
 
@@ -324,8 +325,8 @@ __device__ void chunk_states(const struct plain_bwd_args<T> &a, const struct pla
     int dk = a.g.dk, dv = a.g.dv;
     int64_t size = (int64_t)dk * dv;
     const T *given = state_at(a.states, b, chunk, h);
-    EACH (i, size)
-        list[i] = to_float(given[i / dv * a.states.n + i % dv]);
+    EACH(i, size)
+    list[i] = to_float(given[i / dv * a.states.n + i % dv]);
     __syncthreads();
     for (int c = 0; c + 1 < n_pieces; c++) {
         struct piece p = piece_at(a.g, chunk * a.g.per_chunk + c);
@@ -336,11 +337,11 @@ __device__ void chunk_states(const struct plain_bwd_args<T> &a, const struct pla
         __syncthreads();
         load_head(a, w, m, b, p, h);
         solve_values(a, w, m, list + c * size, b, p, h);
-        EACH (at, (int64_t)p.n * dv)
-            w.x[at] *= m->end[at / dv];
+        EACH(at, (int64_t)p.n * dv)
+        w.x[at] *= m->end[at / dv];
         __syncthreads();
-        EACH (i, size)
-            list[(c + 1) * size + i] = m->decay * list[c * size + i];
+        EACH(i, size)
+        list[(c + 1) * size + i] = m->decay * list[c * size + i];
         product(list + (c + 1) * size, dk, dv, p.n, w.k, 1, dk, w.x, dv, 1, true);
         __syncthreads();
     }
@@ -367,7 +368,8 @@ __device__ void through_state(const struct gdn_geom &g, const struct plain_work 
 {
     product(w.z, n, g.dk, g.dv, t, g.dv, 1, state, 1, g.dv, false);
     __syncthreads();
-    EACH (at, (int64_t)n * g.dk) {
+    EACH(at, (int64_t)n * g.dk)
+    {
         w.z[at] *= sign * factor[at / g.dk];
         to[at] += w.z[at];
     }
@@ -381,7 +383,8 @@ template <typename T>
 __device__ void gate_gradients(const struct plain_bwd_args<T> &a, const struct plain_work &w, struct plain_rows *m,
                                int b, struct piece p, int h)
 {
-    EACH (r, p.n) {
+    EACH(r, p.n)
+    {
         double sum = m->through;
         for (int i = (int)r; i < p.n; i++) {
             sum += (double)m->pass[i];
@@ -415,38 +418,39 @@ __device__ void bwd_head(const struct plain_bwd_args<T> &a, const struct plain_w
     int dk = a.g.dk, dv = a.g.dv, n = p.n;
     int64_t size = (int64_t)dk * dv;
     load_head(a, w, m, b, p, h);
-    EACH (at, (int64_t)n * dv)
-        w.d_o[at] = to_float(view_at(a.d_o, b, p.first + at / dv, h)[at % dv]);
+    EACH(at, (int64_t)n * dv)
+    w.d_o[at] = to_float(view_at(a.d_o, b, p.first + at / dv, h)[at % dv]);
     solve_values(a, w, m, state, b, p, h);
     /* dX, and what the states at both ends add to dg */
     product(w.dr, n, dv, dk, w.k, dk, 1, e, dv, 1, false);
     __syncthreads();
-    EACH (at, (int64_t)n * dv)
-        w.dr[at] *= m->end[at / dv];
+    EACH(at, (int64_t)n * dv)
+    w.dr[at] *= m->end[at / dv];
     __syncthreads();
     row_dots(m->inject, w.dr, w.x, n, dv, NULL, false);
     float part = 0;
-    EACH (i, size)
-        part += e[i] * state[i];
+    EACH(i, size)
+    part += e[i] * state[i];
     part = block_sum<THREADS>(part, m->scratch);
     if (threadIdx.x == 0)
         m->through = part * m->decay;
     product_later(w.dr, n, dv, w.p, 1, PIECE, w.d_o, 0, true);
     __syncthreads();
     /* (I + A)^T dR = dX */
-    EACH (c, dv)
-        for (int j = n - 1; j >= 0; j--) {
-            float sum = w.dr[(int64_t)j * dv + c];
-            for (int i = n - 1; i > j; i--)
-                sum -= w.a[i * PIECE + j] * w.dr[(int64_t)i * dv + c];
-            w.dr[(int64_t)j * dv + c] = sum;
-            view_at(a.dv, b, p.first + j, h)[c] = from_float<T>(m->w[j] * sum);
-        }
+    EACH(c, dv)
+    for (int j = n - 1; j >= 0; j--) {
+        float sum = w.dr[(int64_t)j * dv + c];
+        for (int i = n - 1; i > j; i--)
+            sum -= w.a[i * PIECE + j] * w.dr[(int64_t)i * dv + c];
+        w.dr[(int64_t)j * dv + c] = sum;
+        view_at(a.dv, b, p.first + j, h)[c] = from_float<T>(m->w[j] * sum);
+    }
     __syncthreads();
     row_dots(m->dw, w.dr, w.r, n, dv, NULL, false);
     __syncthreads();
     /* the pairs */
-    EACH (at, n * PIECE) {
+    EACH(at, n * PIECE)
+    {
         int i = (int)(at / PIECE), j = (int)(at % PIECE);
         float d = 0, g_p = 0, g_a = 0;
         if (j <= i) {
@@ -463,30 +467,32 @@ __device__ void bwd_head(const struct plain_bwd_args<T> &a, const struct plain_w
         w.p[at] = d * g_a; /* P is done with: its place holds what dw needs */
     }
     __syncthreads();
-    EACH (i, n) {
+    EACH(i, n)
+    {
         float sum = 0;
         for (int j = 0; j < i; j++)
             sum += w.p[i * PIECE + j] * w.kk[i * PIECE + j];
         m->dw[i] += sum;
         m->pass[i] = 0;
     }
-    EACH (at, (int64_t)n * dv)
-        w.r[at] = m->w[at / dv] * w.dr[at]; /* dV, in place of r */
+    EACH(at, (int64_t)n * dv)
+    w.r[at] = m->w[at / dv] * w.dr[at]; /* dV, in place of r */
     __syncthreads();
     through_state(a.g, w, n, w.d_o, state, m->start, 1.0f, w.dq, m->pass, w.q);
     through_state(a.g, w, n, w.r, state, m->start, -1.0f, w.dk, m->pass, w.k);
     product(w.z, n, dk, dv, w.x, dv, 1, e, 1, dv, false);
     __syncthreads();
-    EACH (at, (int64_t)n * dk)
-        w.dk[at] += m->end[at / dk] * w.z[at];
+    EACH(at, (int64_t)n * dk)
+    w.dk[at] += m->end[at / dk] * w.z[at];
     /* the gradient of the state that entered */
-    EACH (at, (int64_t)n * dv) {
+    EACH(at, (int64_t)n * dv)
+    {
         w.d_o[at] *= m->start[at / dv];
         w.r[at] *= -m->start[at / dv];
     }
     __syncthreads();
-    EACH (i, size)
-        e[i] *= m->decay;
+    EACH(i, size)
+    e[i] *= m->decay;
     product(e, dk, dv, n, w.q, 1, dk, w.d_o, dv, 1, true);
     product(e, dk, dv, n, w.k, 1, dk, w.r, dv, 1, true);
     __syncthreads();
@@ -524,7 +530,8 @@ __device__ void bwd_piece(const struct plain_bwd_args<T> &a, const struct plain_
     load_unit(w.q, m->qf, a.q, b, p, kh, dk, a.g.scale);
     load_unit(w.k, m->kf, a.k, b, p, kh, dk, 1.0f);
     __syncthreads();
-    EACH (at, p.n * PIECE) {
+    EACH(at, p.n * PIECE)
+    {
         int64_t i = at / PIECE, j = at % PIECE;
         float qk = 0, kk = 0;
         for (int c = 0; j <= i && c < dk; c++) {
@@ -535,8 +542,8 @@ __device__ void bwd_piece(const struct plain_bwd_args<T> &a, const struct plain_
         w.kk[at] = kk;
         w.dqk[at] = w.dkk[at] = 0;
     }
-    EACH (at, (int64_t)p.n * dk)
-        w.dq[at] = w.dk[at] = 0;
+    EACH(at, (int64_t)p.n * dk)
+    w.dq[at] = w.dk[at] = 0;
     __syncthreads();
     for (int v = 0; v < a.g.per_key; v++)
         bwd_head(a, w, m, b, p, kh * a.g.per_key + v,
@@ -562,8 +569,8 @@ __global__ __launch_bounds__(THREADS) void plain_bwd_kernel(const __grid_constan
     plain_work_take(&w, a.g, a.work + each * blockIdx.x);
     for (int v = 0; v < a.g.per_key; v++) {
         int h = kh * a.g.per_key + v;
-        EACH (i, size)
-            w.e[v * size + i] = a.dfinal.data ? state_at(a.dfinal, b, 0, h)[i / dv * a.dfinal.n + i % dv] : 0.0f;
+        EACH(i, size)
+        w.e[v * size + i] = a.dfinal.data ? state_at(a.dfinal, b, 0, h)[i / dv * a.dfinal.n + i % dv] : 0.0f;
         if (threadIdx.x < 2)
             a.sums[((int64_t)b * a.g.heads + h) * 2 + threadIdx.x] = 0;
     }
@@ -577,8 +584,8 @@ __global__ __launch_bounds__(THREADS) void plain_bwd_kernel(const __grid_constan
     }
     for (int v = 0; v < a.g.per_key && a.dinit.data != NULL; v++) {
         float *to = state_at(a.dinit, b, 0, kh * a.g.per_key + v);
-        EACH (i, size)
-            to[i / dv * a.dinit.n + i % dv] = w.e[v * size + i];
+        EACH(i, size)
+        to[i / dv * a.dinit.n + i % dv] = w.e[v * size + i];
     }
 }
 
@@ -590,8 +597,7 @@ int64_t gdn_bwd_plain_work(const struct gdn_geom *g)
     return (sums_floats(g) + plain_work_take(&w, *g, NULL) * g->batch * g->key_heads) * (int64_t)sizeof(float);
 }
 
-template <typename T>
-static int bwd_plain(struct lane *l, const struct gdn_bwd_args *a)
+template <typename T> static int bwd_plain(struct lane *l, const struct gdn_bwd_args *a)
 {
     struct plain_bwd_args<T> p = {
     };

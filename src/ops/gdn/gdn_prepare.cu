@@ -23,11 +23,7 @@ struct prepare_rest {
     float kf[PIECE], qf[PIECE];
     int low[PIECE];
 };
-template <int DK>
-constexpr int prepare_smem()
-{
-    return 2 * PIECE * (DK + 8) * 2 + (int)sizeof(struct prepare_rest);
-}
+template <int DK> constexpr int prepare_smem() { return 2 * PIECE * (DK + 8) * 2 + (int)sizeof(struct prepare_rest); }
 
 __device__ __forceinline__ int off_diagonal_index(int i, int j) { return i * (i - 1) / 2 + j; }
 
@@ -52,8 +48,7 @@ __device__ void find_documents(const struct prepare_args &a, int b, struct piece
     low[2 * lane + 1] = last;
 }
 
-template <int DK>
-__device__ float row_factor(const bf16 *row)
+template <int DK> __device__ float row_factor(const bf16 *row)
 {
     float sum = 0;
     for (int c = 0; c < DK; c += 8) {
@@ -359,8 +354,7 @@ __global__ __launch_bounds__(WARPS * 32, 4) void prepare_kernel(const __grid_con
     }
 }
 
-template <int DK, bool TRANSPOSED>
-static int launch_prepare(struct lane *l, const struct prepare_args *a)
+template <int DK, bool TRANSPOSED> static int launch_prepare(struct lane *l, const struct prepare_args *a)
 {
     const int bytes = prepare_smem<DK>();
     NEEDS_SMEM(l, (prepare_kernel<DK, TRANSPOSED>), bytes);

@@ -14,8 +14,7 @@ static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 
 /* The scalars of a row of a head. */
 struct gates {
-    double raw, g, decay,
-        weight; /* alpha + dt_bias; log decay; e^g or 0 at a document; sigmoid(beta) */
+    double raw, g, decay, weight; /* alpha + dt_bias; log decay; e^g or 0 at a document; sigmoid(beta) */
 };
 
 static struct gates gates_of(double alpha, double beta, double bias, double a_log, bool begins)
@@ -28,8 +27,8 @@ static struct gates gates_of(double alpha, double beta, double bias, double a_lo
 
 /* One step of the rule: `next` from `state` (which may be the same), u [dv] what is written along
  * k. */
-static void step_state(double *next, const double *state, const double *k, double k_factor,
-                       const double *v, struct gates s, double *u, int64_t dk, int64_t dv)
+static void step_state(double *next, const double *state, const double *k, double k_factor, const double *v,
+                       struct gates s, double *u, int64_t dk, int64_t dv)
 {
     for (int64_t p = 0; p < dv; p++) {
         double held = 0;
@@ -39,8 +38,7 @@ static void step_state(double *next, const double *state, const double *k, doubl
     }
     for (int64_t n = 0; n < dk; n++)
         for (int64_t p = 0; p < dv; p++)
-            next[n * dv + p] =
-                (s.decay == 0 ? 0 : s.decay * state[n * dv + p]) + k[n] * k_factor * u[p];
+            next[n * dv + p] = (s.decay == 0 ? 0 : s.decay * state[n * dv + p]) + k[n] * k_factor * u[p];
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -50,15 +48,13 @@ int64_t gdn_fwd_work_ref(const struct gdn_fwd_args *a)
     return (a->k.dim[3] + 1) * a->v.dim[3] * (int64_t)sizeof(double);
 }
 
-static void fwd_row(const struct gdn_fwd_args *a, int64_t b, int64_t h, int64_t t, double *state,
-                    double *u)
+static void fwd_row(const struct gdn_fwd_args *a, int64_t b, int64_t h, int64_t t, double *state, double *u)
 {
     int64_t dk = a->k.dim[3], dv = a->v.dim[3], kh = h / (a->v.dim[2] / a->k.dim[2]);
     const double *q = at3(&a->q, b, t, kh), *k = at3(&a->k, b, t, kh);
     double *o = at3(&a->o, b, t, h), q_factor = length_factor(q, dk);
-    struct gates s =
-        gates_of(*at3(&a->alpha, b, t, h), *at3(&a->beta, b, t, h), at1(&a->dt_bias, h),
-                 at1(&a->A_log, h), begins_document(&a->doc_start, b, t));
+    struct gates s = gates_of(*at3(&a->alpha, b, t, h), *at3(&a->beta, b, t, h), at1(&a->dt_bias, h), at1(&a->A_log, h),
+                              begins_document(&a->doc_start, b, t));
     step_state(state, state, k, length_factor(k, dk), at3(&a->v, b, t, h), s, u, dk, dv);
     for (int64_t p = 0; p < dv; p++) {
         double sum = 0;
@@ -98,8 +94,7 @@ int gdn_fwd_ref(struct lane *l, const struct gdn_fwd_args *a)
 int64_t gdn_bwd_work_ref(const struct gdn_bwd_args *a)
 {
     int64_t size = a->k.dim[3] * a->v.dim[3];
-    return (2 * a->v.dim[3] + (min_i64(a->chunk, a->v.dim[1]) + 2) * size) *
-           (int64_t)sizeof(double);
+    return (2 * a->v.dim[3] + (min_i64(a->chunk, a->v.dim[1]) + 2) * size) * (int64_t)sizeof(double);
 }
 
 struct sums {
@@ -111,23 +106,20 @@ struct scratch {
 
 static struct gates row_gates(const struct gdn_bwd_args *a, int64_t b, int64_t h, int64_t t)
 {
-    return gates_of(*at3(&a->alpha, b, t, h), *at3(&a->beta, b, t, h), at1(&a->dt_bias, h),
-                    at1(&a->A_log, h), begins_document(&a->doc_start, b, t));
+    return gates_of(*at3(&a->alpha, b, t, h), *at3(&a->beta, b, t, h), at1(&a->dt_bias, h), at1(&a->A_log, h),
+                    begins_document(&a->doc_start, b, t));
 }
 
 /* One row: grad is the gradient of the state after it on entry, of the state before it on return.
  * dq and dk get the gradients of the vectors of unit length. */
-static void bwd_row(const struct gdn_bwd_args *a, int64_t b, int64_t h, int64_t t,
-                    const double *before, const double *after, const struct scratch *w,
-                    struct sums *sums)
+static void bwd_row(const struct gdn_bwd_args *a, int64_t b, int64_t h, int64_t t, const double *before,
+                    const double *after, const struct scratch *w, struct sums *sums)
 {
     int64_t dk_n = a->k.dim[3], dv_n = a->v.dim[3], kh = h / (a->v.dim[2] / a->k.dim[2]);
     const double *q = at3(&a->q, b, t, kh), *k = at3(&a->k, b, t, kh), *v = at3(&a->v, b, t, h),
                  *d_o = at3(&a->d_o, b, t, h);
-    double *dq = at3(&a->dq, b, t, kh), *dk = at3(&a->dk, b, t, kh), *dv = at3(&a->dv, b, t, h),
-           *grad = w->grad;
-    double q_factor = length_factor(q, dk_n), k_factor = length_factor(k, dk_n),
-           scale = 1 / sqrt((double)dk_n);
+    double *dq = at3(&a->dq, b, t, kh), *dk = at3(&a->dk, b, t, kh), *dv = at3(&a->dv, b, t, h), *grad = w->grad;
+    double q_factor = length_factor(q, dk_n), k_factor = length_factor(k, dk_n), scale = 1 / sqrt((double)dk_n);
     struct gates s = row_gates(a, b, h, t);
     double d_weight = 0, d_g = 0;
     for (int64_t n = 0; n < dk_n; n++)
@@ -148,8 +140,7 @@ static void bwd_row(const struct gdn_bwd_args *a, int64_t b, int64_t h, int64_t 
     }
     for (int64_t n = 0; n < dk_n; n++)
         for (int64_t p = 0; p < dv_n; p++) {
-            double *e = &grad[n * dv_n + p],
-                   faded = s.decay == 0 ? 0 : s.decay * before[n * dv_n + p];
+            double *e = &grad[n * dv_n + p], faded = s.decay == 0 ? 0 : s.decay * before[n * dv_n + p];
             dk[n] += *e * w->u[p] - faded * s.weight * w->du[p];
             *e -= k[n] * k_factor * s.weight * w->du[p];
             d_g += *e * faded;
@@ -166,15 +157,13 @@ static void bwd_row(const struct gdn_bwd_args *a, int64_t b, int64_t h, int64_t 
 static void run_chunk(const struct gdn_bwd_args *a, int64_t b, int64_t h, int64_t first, int64_t n,
                       const struct scratch *w)
 {
-    int64_t dk = a->k.dim[3], dv = a->v.dim[3], kh = h / (a->v.dim[2] / a->k.dim[2]),
-            size = dk * dv;
+    int64_t dk = a->k.dim[3], dv = a->v.dim[3], kh = h / (a->v.dim[2] / a->k.dim[2]), size = dk * dv;
     for (int64_t i = 0; i < dk; i++)
-        memcpy(w->list + i * dv, chunk_row(&a->states, b, first / a->chunk, h, i),
-               (size_t)dv * sizeof(double));
+        memcpy(w->list + i * dv, chunk_row(&a->states, b, first / a->chunk, h, i), (size_t)dv * sizeof(double));
     for (int64_t i = 0; i < n; i++) {
         const double *k = at3(&a->k, b, first + i, kh);
-        step_state(w->list + (i + 1) * size, w->list + i * size, k, length_factor(k, dk),
-                   at3(&a->v, b, first + i, h), row_gates(a, b, h, first + i), w->u, dk, dv);
+        step_state(w->list + (i + 1) * size, w->list + i * size, k, length_factor(k, dk), at3(&a->v, b, first + i, h),
+                   row_gates(a, b, h, first + i), w->u, dk, dv);
     }
 }
 

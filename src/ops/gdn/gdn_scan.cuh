@@ -12,8 +12,7 @@
 
 enum { SCAN_WARPS = 8 };
 
-template <int DK>
-struct scan_stage {
+template <int DK> struct scan_stage {
     bf16 k[PIECE * (DK + 8)], q[PIECE * (DK + 8)];
     uint32_t blocks[UNIT_BLOCKS * BLOCK_WORDS];
     float rows[SCAN_ROWS * PIECE];

@@ -88,9 +88,7 @@ __device__ __forceinline__ void split(uint32_t (&high)[PIECE / 16][4], uint32_t 
     }
 }
 
-/* ---- forward
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /* What a piece reads and writes in memory, at this lane's first column. */
 struct fwd_rows {
@@ -208,9 +206,7 @@ template <int DK> __device__ __forceinline__ void walk_forward(const struct gdn_
         store_state<DK>(s, state_at(a.final, b, 0, h), a.final.n, first, a.g.dk, a.g.dv);
 }
 
-/* ---- backward
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 struct bwd_rows {
     const bf16 *d_o_next; /* of the piece before; NULL: there is none */
@@ -344,9 +340,7 @@ __global__ void __launch_bounds__(2 * GROUP, 1)
 #endif
 }
 
-/* ---- host side
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- host side ------------------------------------------------------------------------------- */
 
 /* The shared memory of walk_shared, and what aligning it takes. */
 static int64_t walk_bytes(int dk)

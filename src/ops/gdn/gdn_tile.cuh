@@ -27,8 +27,7 @@ struct gdn_geom {
 };
 
 /* [B, S, H, D] or [B, S, H], unit stride last. */
-template <typename T>
-struct gdn_view {
+template <typename T> struct gdn_view {
     T *data;
     int64_t b, s, h;
 };
@@ -37,15 +36,13 @@ __host__ __device__ __forceinline__ T *view_at(const gdn_view<T> &v, int64_t b, 
 {
     return v.data + b * v.b + s * v.s + h * v.h;
 }
-template <typename T>
-static inline gdn_view<T> view_of(const struct tensor *t)
+template <typename T> static inline gdn_view<T> view_of(const struct tensor *t)
 {
     gdn_view<T> v = {(T *)t->data, t->stride[0], t->stride[1], t->stride[2]};
     return v;
 }
 /* A state per head, [B, Hv, dk, dv], or per chunk and head (s: stride of the chunk). Absent: data NULL. */
-template <typename T>
-struct gdn_states {
+template <typename T> struct gdn_states {
     T *data;
     int64_t b, s, h, n;
 };
@@ -59,16 +56,14 @@ static inline gdn_states<float> state_of(const struct tensor *t)
     gdn_states<float> v = {(float *)t->data, t->stride[0], 0, t->stride[1], t->stride[2]};
     return v;
 }
-template <typename T>
-static inline gdn_states<T> chunk_states_of(const struct tensor *t)
+template <typename T> static inline gdn_states<T> chunk_states_of(const struct tensor *t)
 {
     gdn_states<T> v = {(T *)t->data, t->stride[0], t->stride[1], t->stride[2], t->stride[3]};
     return v;
 }
 
 /* The scalars every row of a head needs. */
-template <typename T>
-struct gdn_gates {
+template <typename T> struct gdn_gates {
     gdn_view<const T> alpha, beta;
     const float *A_log, *dt_bias;
     const int32_t *doc_start; /* or NULL */
@@ -91,7 +86,7 @@ __device__ __forceinline__ int64_t unit_of(const struct gdn_geom &g, int b, int 
     return ((int64_t)b * g.n_pieces + index) * g.heads + h;
 }
 
-/* ---- what prepare leaves -------------------------------------------------------------------------------------- */
+/* ---- what prepare leaves --------------------------------------------------------------------- */
 
 /* Blocks of a triangle as in walk.cuh: T in two parts, and P. The walk forward takes them by columns, the walk backward
  * transposed, by rows. */
@@ -117,18 +112,16 @@ enum {
     UNIT_ROWS
 };
 
-/* ---- fragments ------------------------------------------------------------------------------------------------- */
+/* ---- fragments ------------------------------------------------------------------------------- */
 
 /* From a tile with rows of LD elements. A: 16 rows, 16 columns as depth. */
-template <int LD>
-__device__ __forceinline__ void load_a(uint32_t (&a)[4], const bf16 *tile, int row, int depth)
+template <int LD> __device__ __forceinline__ void load_a(uint32_t (&a)[4], const bf16 *tile, int row, int depth)
 {
     int lane = threadIdx.x % 32, m = lane / 8, r = lane % 8;
     load_matrices(a, tile + (row + (m & 1) * 8 + r) * LD + depth + (m >> 1) * 8);
 }
 /* Two B fragments (b[0..1] and b[2..3]): rows of the tile are columns of B. */
-template <int LD>
-__device__ __forceinline__ void load_b(uint32_t (&b)[4], const bf16 *tile, int column, int depth)
+template <int LD> __device__ __forceinline__ void load_b(uint32_t (&b)[4], const bf16 *tile, int column, int depth)
 {
     int lane = threadIdx.x % 32, m = lane / 8, r = lane % 8;
     load_matrices(b, tile + (column + (m >> 1) * 8 + r) * LD + depth + (m & 1) * 8);
@@ -185,8 +178,7 @@ __device__ __forceinline__ void load_bytes(void *to, const void *from, int n)
         copy_async16((char *)to + i, (const char *)from + i, true);
 }
 
-/* ---- host side ----------------------------------------------------------------------------------------------------
- */
+/* ---- host side ------------------------------------------------------------------------------- */
 
 static inline struct gdn_geom geom_of(const struct tensor *k, const struct tensor *v, int64_t chunk)
 {
@@ -216,8 +208,7 @@ static inline int64_t geom_units(const struct gdn_geom *g) { return (int64_t)g->
 static inline int64_t blocks_bytes(const struct gdn_geom *g) { return geom_units(g) * UNIT_BLOCKS * BLOCK_WORDS * 4; }
 static inline int64_t factors_bytes(const struct gdn_geom *g) { return geom_units(g) * UNIT_ROWS * PIECE * 4; }
 
-template <typename T, typename ARGS>
-static inline gdn_gates<T> gates_of(const ARGS *a)
+template <typename T, typename ARGS> static inline gdn_gates<T> gates_of(const ARGS *a)
 {
     gdn_gates<T> g = {};
     gdn_view<const T> alpha = {(const T *)a->alpha.data, a->alpha.stride[0], a->alpha.stride[1], 1};

@@ -1,4 +1,5 @@
-/* gemm on the GPU: cuBLASLt (dev/cublas.c), and what it leaves: the bias in the wide type, and products over nothing. */
+/* gemm on the GPU: cuBLASLt (dev/cublas.c), and what it leaves: the bias in the wide type, and products over nothing.
+ * */
 #include "ops/cuda/kernel.cuh"
 #include "ops/gemm/gemm.h"
 
@@ -21,7 +22,10 @@ template <typename T> __global__ void scale_rows(T *c, int64_t stride, float bet
         c[r * stride + col] = from_float<T>(beta == 0 ? 0.0f : beta * to_float(c[r * stride + col]));
 }
 
-static dim3 grid_over(int64_t rows, int64_t cols) { return dim3((unsigned)ceil_div(cols, 256), (unsigned)min_i64(rows, 4096)); }
+static dim3 grid_over(int64_t rows, int64_t cols)
+{
+    return dim3((unsigned)ceil_div(cols, 256), (unsigned)min_i64(rows, 4096));
+}
 
 /* A matrix of one row may have any stride; the library wants a legal one. */
 static int64_t leading(const struct tensor *t) { return t->dim[0] > 1 ? t->stride[0] : max_i64(t->dim[1], 1); }
@@ -33,7 +37,9 @@ extern "C" int gemm_cuda(struct lane *l, const struct gemm_args *a)
     if (m == 0 || n == 0)
         return ST_OK;
     if (k == 0 || a->alpha == 0) {
-        BY_REAL(a->c.dtype, T, LAUNCH(l, scale_rows<T>, grid_over(m, n), 256, 0, (T *)a->c.data, a->c.stride[0], a->acc_c ? 1.0f : 0.0f, m, n));
+        BY_REAL(a->c.dtype, T,
+                LAUNCH(l, scale_rows<T>, grid_over(m, n), 256, 0, (T *)a->c.data, a->c.stride[0],
+                       a->acc_c ? 1.0f : 0.0f, m, n));
     } else {
         struct blas_call g = {};
         g.a = a->a.data;
@@ -55,6 +61,7 @@ extern "C" int gemm_cuda(struct lane *l, const struct gemm_args *a)
     }
     if (present(&a->bias))
         BY_REAL(a->c.dtype, T,
-                LAUNCH(l, add_bias<T>, grid_over(m, n), 256, 0, (T *)a->c.data, a->c.stride[0], (const float *)a->bias.data, m, n));
+                LAUNCH(l, add_bias<T>, grid_over(m, n), 256, 0, (T *)a->c.data, a->c.stride[0],
+                       (const float *)a->bias.data, m, n));
     return ST_OK;
 }

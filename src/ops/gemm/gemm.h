@@ -8,13 +8,13 @@
 
 #include "ops/op.h"
 
-#define GEMM_FIELDS(T, N, S, op) \
-    T(op, a, IN, REAL, "")      \
-    T(op, b, IN, REAL, "")      \
-    T(op, c, SUM, REAL, "")     \
-    T(op, bias, OPT, WIDE, "n") \
-    N(op, bool, trans_a, 0)     \
-    N(op, bool, trans_b, 0)     \
+#define GEMM_FIELDS(T, N, S, op)                                                                                       \
+    T(op, a, IN, REAL, "")                                                                                             \
+    T(op, b, IN, REAL, "")                                                                                             \
+    T(op, c, SUM, REAL, "")                                                                                            \
+    T(op, bias, OPT, WIDE, "n")                                                                                        \
+    N(op, bool, trans_a, 0)                                                                                            \
+    N(op, bool, trans_b, 0)                                                                                            \
     N(op, double, alpha, 1)
 OP_ARGS(gemm, GEMM_FIELDS);
 

@@ -8,10 +8,7 @@
 #include <string.h>
 
 /* A matrix of one row may have any stride; OpenBLAS wants one of at least the row length and 1. */
-static int64_t leading(const struct tensor *t)
-{
-    return max_i64(1, t->dim[0] > 1 ? t->stride[0] : t->dim[1]);
-}
+static int64_t leading(const struct tensor *t) { return max_i64(1, t->dim[0] > 1 ? t->stride[0] : t->dim[1]); }
 
 static int check_range(const struct gemm_args *a, struct err *e)
 {
@@ -21,8 +18,7 @@ static int check_range(const struct gemm_args *a, struct err *e)
             return err_set(e, ST_UNSUPPORTED,
                            "gemm: a [%lld, %lld] matrix with row stride %lld is beyond OpenBLAS's "
                            "32-bit sizes",
-                           (long long)t[i]->dim[0], (long long)t[i]->dim[1],
-                           (long long)leading(t[i]));
+                           (long long)t[i]->dim[0], (long long)t[i]->dim[1], (long long)leading(t[i]));
     return ST_OK;
 }
 
@@ -55,9 +51,18 @@ int CPU_NAME(gemm_cpu)(struct lane *l, const struct gemm_args *a)
     if (prepared)
         start_with_bias(a);
     if (!empty)
-        sgemm(&(struct sgemm){.trans_a = a->trans_a, .trans_b = a->trans_b, .m = m, .n = n, .k = k,
-                              .alpha = (float)a->alpha, .a = a->a.data, .lda = leading(&a->a),
-                              .b = a->b.data, .ldb = leading(&a->b), .c = a->c.data,
-                              .ldc = leading(&a->c), .beta = prepared || a->acc_c ? 1.0f : 0.0f});
+        sgemm(&(struct sgemm){.trans_a = a->trans_a,
+                              .trans_b = a->trans_b,
+                              .m = m,
+                              .n = n,
+                              .k = k,
+                              .alpha = (float)a->alpha,
+                              .a = a->a.data,
+                              .lda = leading(&a->a),
+                              .b = a->b.data,
+                              .ldb = leading(&a->b),
+                              .c = a->c.data,
+                              .ldc = leading(&a->c),
+                              .beta = prepared || a->acc_c ? 1.0f : 0.0f});
     return ST_OK;
 }

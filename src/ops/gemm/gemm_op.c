@@ -28,7 +28,7 @@ int gemm_check(const struct gemm_args *a, struct err *e)
     return check_stride("c", &a->c, e);
 }
 
-/* ---- descriptor ---------------------------------------------------------------------------- */
+/* ---- descriptor ------------------------------------------------------------------------------ */
 
 static const struct op_dim dims[] = {{"m", 5}, {"n", 33}, {"k", 17}};
 
@@ -47,21 +47,20 @@ static int infer(struct op_call *c, const struct ops *ops, struct err *e)
     const struct tensor *a = &c->t[op_arg_index(c->desc, "a")], *b = &c->t[op_arg_index(c->desc, "b")];
     if (a->rank != 2 || b->rank != 2)
         return err_set(e, ST_INVALID, "gemm: a has rank %d and b rank %d, expected 2", a->rank, b->rank);
-    c->t[op_arg_index(c->desc, "c")] = tensor_2d(NULL, op_attr(c, "wide_c") != 0 ? wide_of(a->dtype) : a->dtype,
-                                                 a->dim[op_attr(c, "trans_a") != 0], b->dim[op_attr(c, "trans_b") == 0]);
+    c->t[op_arg_index(c->desc, "c")] =
+        tensor_2d(NULL, op_attr(c, "wide_c") != 0 ? wide_of(a->dtype) : a->dtype, a->dim[op_attr(c, "trans_a") != 0],
+                  b->dim[op_attr(c, "trans_b") == 0]);
     return ST_OK;
 }
 
 static void cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(gemm, a, c);
-    double k = (double)a->a.dim[a->trans_a ? 0 : 1],
-           size = (double)dtype_bytes(a->a.dtype);
+    double k = (double)a->a.dim[a->trans_a ? 0 : 1], size = (double)dtype_bytes(a->a.dtype);
     double c_elems = (double)tensor_elems(&a->c);
-    *out = (struct op_cost){.flops = 2 * c_elems * k,
-                            .bytes = size * ((double)tensor_elems(&a->a) +
-                                             (double)tensor_elems(&a->b) +
-                                             (a->acc_c ? 2 : 1) * c_elems)};
+    *out = (struct op_cost){
+        .flops = 2 * c_elems * k,
+        .bytes = size * ((double)tensor_elems(&a->a) + (double)tensor_elems(&a->b) + (a->acc_c ? 2 : 1) * c_elems)};
 }
 
 static const struct op_sample samples[] = {
@@ -104,10 +103,9 @@ OP_FIELDS(gemm, GEMM_FIELDS, );
 OP_ATTRS(gemm, GEMM_FIELDS, OP_ATTR_EXTRA("wide_c", 0));
 OP_CALLS(gemm);
 const struct op_desc gemm_desc = {
-    OP_IS(gemm),
-    .summary = "c (+)= alpha op(a) op(b), plus bias",
-    OP_LIST(dims, dims),
-    .sample_shapes = shapes, .infer = infer, .cost = cost,
-    .tolerance = 1e-5,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(gemm),           .summary = "c (+)= alpha op(a) op(b), plus bias",
+    OP_LIST(dims, dims),   .sample_shapes = shapes,
+    .infer = infer,        .cost = cost,
+    .tolerance = 1e-5,     OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

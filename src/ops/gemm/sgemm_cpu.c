@@ -144,7 +144,7 @@ static void tile_at_edge(const struct tile *whole, int64_t rows, int64_t cols)
         memcpy(whole->c + r * whole->ldc, aside + r * TILE_COLS, (size_t)cols * sizeof *aside);
 }
 
-/* ---- packing ------------------------------------------------------------------------------------------ */
+/* ---- packing --------------------------------------------------------------------------------- */
 
 /* panel[i][j] = in[i][j]. The next panel lies beside this one: it is asked for now. */
 static void pack_rows(float *panel, const float *in, int64_t ld, int64_t depth, int64_t cols)
@@ -197,7 +197,7 @@ static void pack(float *panel, const struct sgemm *g, int64_t row, int64_t col, 
         pack_rows(panel, g->b + row * g->ldb + col, g->ldb, depth, cols);
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* Rows first .. first + rows, and depth steps from `at` on, into C. */
 static void multiply_block(const struct sgemm *g, int64_t first, int64_t rows, int64_t at, int64_t depth)
@@ -207,8 +207,13 @@ static void multiply_block(const struct sgemm *g, int64_t first, int64_t rows, i
     for (int64_t j = 0; j < g->n; j += TILE_COLS) {
         int64_t cols = min_i64(TILE_COLS, g->n - j);
         pack(panel, g, at, j, depth, cols);
-        struct tile t = {.panel = panel, .a_row = a_row, .a_step = a_step, .depth = depth, .ldc = g->ldc,
-                         .alpha = g->alpha, .beta = at == 0 ? g->beta : 1};
+        struct tile t = {.panel = panel,
+                         .a_row = a_row,
+                         .a_step = a_step,
+                         .depth = depth,
+                         .ldc = g->ldc,
+                         .alpha = g->alpha,
+                         .beta = at == 0 ? g->beta : 1};
         for (int64_t i = first; i < first + rows; i += TILE_ROWS) {
             int64_t n = min_i64(TILE_ROWS, first + rows - i);
             t.a = g->a + i * a_row + at * a_step;

@@ -11,16 +11,16 @@
 
 #include "ops/op.h"
 
-#define GEMM8_FIELDS(T, N, S, op) \
-    T(op, a, FIXED, F8, "")       \
-    T(op, as, FIXED, WIDE, "")    \
-    T(op, b, FIXED, F8, "")       \
-    T(op, bs, FIXED, WIDE, "")    \
-    T(op, c, SUM, REAL, "")       \
-    T(op, bias, OPT, WIDE, "n")   \
-    T(op, work, WORK, U8, "")     \
-    N(op, int64_t, block, 128)    \
-    N(op, bool, a_square, 0)      \
+#define GEMM8_FIELDS(T, N, S, op)                                                                                      \
+    T(op, a, FIXED, F8, "")                                                                                            \
+    T(op, as, FIXED, WIDE, "")                                                                                         \
+    T(op, b, FIXED, F8, "")                                                                                            \
+    T(op, bs, FIXED, WIDE, "")                                                                                         \
+    T(op, c, SUM, REAL, "")                                                                                            \
+    T(op, bias, OPT, WIDE, "n")                                                                                        \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, int64_t, block, 128)                                                                                         \
+    N(op, bool, a_square, 0)                                                                                           \
     N(op, bool, b_square, 0)
 OP_ARGS(gemm8, GEMM8_FIELDS);
 

@@ -24,7 +24,7 @@ int gemm8_check(const struct gemm8_args *a, struct err *e)
                    (long long)a->c.dim[1]);
 }
 
-/* ---- descriptor ---------------------------------------------------------------------------- */
+/* ---- descriptor ------------------------------------------------------------------------------ */
 
 static const struct op_dim dims[] = {{"m", 5}, {"n", 33}, {"k", 17}};
 

@@ -3,12 +3,13 @@
 #include "ops/gmm/gmm_tma.cuh"
 #include "ops/gmm/gmm.h"
 
-/* ---- products in fp32 -------------------------------------------------------------------------------------------- */
+/* ---- products in fp32 ------------------------------------------------------------------------ */
 
 enum { TILE = 64, DEPTH = 16, THREADS = 256 };
 
 /* One element of an operand, by its place in the product; zero outside. */
-template <typename T> __device__ __forceinline__ float operand(const T *base, int64_t along, int64_t across, int i, int k, bool inside)
+template <typename T>
+__device__ __forceinline__ float operand(const T *base, int64_t along, int64_t across, int i, int k, bool inside)
 {
     return inside ? to_float(base[i * along + k * across]) : 0.0f;
 }
@@ -32,8 +33,10 @@ template <typename T, int PRODUCT> __global__ void __launch_bounds__(THREADS) fm
         for (int k0 = 0; k0 < at.depth; k0 += DEPTH) {
             for (int i = threadIdx.x; i < TILE * DEPTH; i += THREADS) {
                 /* Neighbouring threads read neighbouring addresses. */
-                int am = PRODUCT == GMM_WEIGHT ? i % TILE : i / DEPTH, ak = PRODUCT == GMM_WEIGHT ? i / TILE : i % DEPTH;
-                int bn = PRODUCT == GMM_FORWARD ? i / DEPTH : i % TILE, bk = PRODUCT == GMM_FORWARD ? i % DEPTH : i / TILE;
+                int am = PRODUCT == GMM_WEIGHT ? i % TILE : i / DEPTH,
+                    ak = PRODUCT == GMM_WEIGHT ? i / TILE : i % DEPTH;
+                int bn = PRODUCT == GMM_FORWARD ? i / DEPTH : i % TILE,
+                    bk = PRODUCT == GMM_FORWARD ? i % DEPTH : i / TILE;
                 a_tile[ak][am] = operand(a, a_m, a_k, am, k0 + ak, am < at.m_valid && k0 + ak < at.depth);
                 b_tile[bk][bn] = operand(b, b_n, b_k, bn, k0 + bk, bn < n_valid && k0 + bk < at.depth);
             }
@@ -74,7 +77,8 @@ template <typename T, int PRODUCT> __global__ void __launch_bounds__(THREADS) fm
 
 template <typename T> static int fma_launch(struct lane *l, const struct gmm_job *p, enum gmm_product product)
 {
-    int64_t down = product == GMM_WEIGHT ? ceil_div(p->down, TILE) * p->experts : ceil_div(p->rows, TILE) + p->experts + 1;
+    int64_t down =
+        product == GMM_WEIGHT ? ceil_div(p->down, TILE) * p->experts : ceil_div(p->rows, TILE) + p->experts + 1;
     int64_t blocks = min_i64(down * ceil_div(p->across, TILE), 64 * (int64_t)cuda_of(l)->sm_budget);
     size_t shared = gmm_table_bytes(p->experts);
     if (product == GMM_FORWARD)
@@ -88,10 +92,13 @@ template <typename T> static int fma_launch(struct lane *l, const struct gmm_job
 
 static int check_sizes(struct lane *l, const char *op, int64_t experts, int64_t rows, int64_t in, int64_t out)
 {
-    int64_t tiles = (ceil_div(rows, TILE) + experts + 1) * ceil_div(max_i64(in, out), TILE), weights = experts * ceil_div(in, TILE) * ceil_div(out, TILE);
-    if (experts <= GMM_MAX_EXPERTS && max_i64(rows, max_i64(in, out)) <= INT32_MAX / 2 && max_i64(tiles, weights) <= INT32_MAX / 2)
+    int64_t tiles = (ceil_div(rows, TILE) + experts + 1) * ceil_div(max_i64(in, out), TILE),
+            weights = experts * ceil_div(in, TILE) * ceil_div(out, TILE);
+    if (experts <= GMM_MAX_EXPERTS && max_i64(rows, max_i64(in, out)) <= INT32_MAX / 2 &&
+        max_i64(tiles, weights) <= INT32_MAX / 2)
         return ST_OK;
-    return err_set(l->err, ST_INVALID, "%s: %lld experts of %lld x %lld with %lld rows; a GPU takes at most %d experts and 2^30 tiles", op,
+    return err_set(l->err, ST_INVALID,
+                   "%s: %lld experts of %lld x %lld with %lld rows; a GPU takes at most %d experts and 2^30 tiles", op,
                    (long long)experts, (long long)out, (long long)in, (long long)rows, GMM_MAX_EXPERTS);
 }
 
@@ -100,12 +107,14 @@ static int tensor_cores(struct lane *l, const struct gmm_job *p, enum gmm_produc
     struct gmm_tma_job j = {};
     j.g = *p;
     j.after = product == GMM_WEIGHT ? GMM_SUMS : GMM_STORE;
-    int64_t down = product == GMM_WEIGHT ? ceil_div(p->down, GMM_FORM_ROWS) * p->experts : ceil_div(p->rows, GMM_FORM_ROWS);
+    int64_t down =
+        product == GMM_WEIGHT ? ceil_div(p->down, GMM_FORM_ROWS) * p->experts : ceil_div(p->rows, GMM_FORM_ROWS);
     bool fills = cuda_of(l)->want.large_tiles || gmm_form_fills(down, p->across, cuda_of(l)->sm_count);
     return fills && gmm_tma_fits(l, &j) ? gmm_tma(l, &j, product) : gmm_mma(l, p, product);
 }
 
-static int product_launch(struct lane *l, const struct gmm_job *p, enum gmm_product product, enum dtype real, bool vectors)
+static int product_launch(struct lane *l, const struct gmm_job *p, enum gmm_product product, enum dtype real,
+                          bool vectors)
 {
     if (p->across == 0 || (product == GMM_WEIGHT ? p->down : p->rows) == 0)
         return ST_OK;
@@ -139,7 +148,7 @@ extern "C" int gmm_fwd_cuda(struct lane *l, const struct gmm_fwd_args *a)
     return product_launch(l, &p, GMM_FORWARD, a->x.dtype, aligned16(&a->x) && aligned16(&a->w) && aligned16(&a->y));
 }
 
-/* ---- gradients of bias and probability --------------------------------------------------------------------------- */
+/* ---- gradients of bias and probability ------------------------------------------------------- */
 
 struct side_job {
     const void *dy;
@@ -176,14 +185,16 @@ template <typename T> __global__ void __launch_bounds__(THREADS) bias_gradient(s
     *dbias = (p.acc ? *dbias : 0.0f) + sum;
 }
 
-/* The same in vectors of 16 bytes: eight lanes take eight of them, of every 32nd row; then the 32 sums of a column are added in order. */
+/* The same in vectors of 16 bytes: eight lanes take eight of them, of every 32nd row; then the 32 sums of a column are
+ * added in order. */
 template <typename T> __global__ void __launch_bounds__(THREADS) bias_gradient_vectors(struct side_job p)
 {
     constexpr int N = pack<T>::N, WIDTH = 8 * N, AT_ONCE = THREADS / 8;
     __shared__ float part[AT_ONCE][WIDTH + 4];
     int64_t chunks = (p.out + WIDTH - 1) / WIDTH, e = blockIdx.x / chunks, c0 = blockIdx.x % chunks * WIDTH;
     int lane = threadIdx.x % 8, row = threadIdx.x / 8;
-    int64_t first = min(max((int64_t)p.offset[e], (int64_t)0), p.rows), end = min((int64_t)p.offset[e + 1], p.rows), c = c0 + lane * N;
+    int64_t first = min(max((int64_t)p.offset[e], (int64_t)0), p.rows), end = min((int64_t)p.offset[e + 1], p.rows),
+            c = c0 + lane * N;
     float sum[N] = {};
     if (c < p.out) {
         const T *dy = (const T *)p.dy + c;
@@ -238,14 +249,23 @@ template <typename T> __global__ void __launch_bounds__(THREADS) prob_gradient(s
 
 static int side_gradients(struct lane *l, const struct gmm_bwd_args *a)
 {
-    struct side_job p = {a->dy.data, (const float *)a->bias.data, (const float *)a->prob.data, (const int32_t *)a->offset.data,
-                         (float *)a->dbias.data, (float *)a->dprob.data, a->dy.stride[0], a->dy.dim[0], a->dy.dim[1],
-                         (int)(a->offset.dim[0] - 1), false};
+    struct side_job p = {a->dy.data,
+                         (const float *)a->bias.data,
+                         (const float *)a->prob.data,
+                         (const int32_t *)a->offset.data,
+                         (float *)a->dbias.data,
+                         (float *)a->dprob.data,
+                         a->dy.stride[0],
+                         a->dy.dim[0],
+                         a->dy.dim[1],
+                         (int)(a->offset.dim[0] - 1),
+                         false};
     BY_REAL(a->dy.dtype, T, {
         if (present(&a->dbias)) {
             p.acc = a->acc_dbias;
             if (aligned16(&a->dy))
-                LAUNCH(l, bias_gradient_vectors<T>, (unsigned)(p.experts * ceil_div(p.out, 8 * pack<T>::N)), THREADS, 0, p);
+                LAUNCH(l, bias_gradient_vectors<T>, (unsigned)(p.experts * ceil_div(p.out, 8 * pack<T>::N)), THREADS, 0,
+                       p);
             else
                 LAUNCH(l, bias_gradient<T>, (unsigned)(p.experts * ceil_div(p.out, 32)), THREADS, 0, p);
         }

@@ -14,24 +14,24 @@
 
 enum { GMM_ROWS = 1024, GMM_COLS = 256 };
 
-#define GMM_FWD_FIELDS(T, N, S, op)         \
-    T(op, x, IN, REAL, "rows in")           \
-    T(op, w, IN, REAL, "experts out in !")  \
-    T(op, bias, OPT, WIDE, "experts out !") \
-    T(op, prob, OPT, WIDE, "rows")          \
-    T(op, offset, IN, I32, "experts+1")     \
+#define GMM_FWD_FIELDS(T, N, S, op)                                                                                    \
+    T(op, x, IN, REAL, "rows in")                                                                                      \
+    T(op, w, IN, REAL, "experts out in !")                                                                             \
+    T(op, bias, OPT, WIDE, "experts out !")                                                                            \
+    T(op, prob, OPT, WIDE, "rows")                                                                                     \
+    T(op, offset, IN, I32, "experts+1")                                                                                \
     T(op, y, OUT, REAL, "rows out")
 OP_ARGS(gmm_fwd, GMM_FWD_FIELDS);
-#define GMM_BWD_FIELDS(T, N, S, op)                \
-    T(op, dy, IN, REAL, "rows out")                \
-    T(op, x, OPT, REAL, "rows in +dw")             \
-    T(op, w, OPT, REAL, "experts out in ! +dx")    \
-    T(op, bias, OPT, WIDE, "experts out ! +dprob") \
-    T(op, prob, OPT, WIDE, "rows")                 \
-    T(op, offset, IN, I32, "experts+1")            \
-    T(op, dx, OPT_OUT, REAL, "rows in")            \
-    T(op, dw, OPT_SUM, WIDE, "experts out in !")   \
-    T(op, dbias, OPT_SUM, WIDE, "experts out !")   \
+#define GMM_BWD_FIELDS(T, N, S, op)                                                                                    \
+    T(op, dy, IN, REAL, "rows out")                                                                                    \
+    T(op, x, OPT, REAL, "rows in +dw")                                                                                 \
+    T(op, w, OPT, REAL, "experts out in ! +dx")                                                                        \
+    T(op, bias, OPT, WIDE, "experts out ! +dprob")                                                                     \
+    T(op, prob, OPT, WIDE, "rows")                                                                                     \
+    T(op, offset, IN, I32, "experts+1")                                                                                \
+    T(op, dx, OPT_OUT, REAL, "rows in")                                                                                \
+    T(op, dw, OPT_SUM, WIDE, "experts out in !")                                                                       \
+    T(op, dbias, OPT_SUM, WIDE, "experts out !")                                                                       \
     T(op, dprob, OPT_SUM, WIDE, "rows")
 OP_ARGS(gmm_bwd, GMM_BWD_FIELDS);
 

@@ -9,22 +9,17 @@
 #include <string.h>
 
 /* OpenBLAS counts in 32 bits. */
-static int check_range(const char *op, const struct tensor *x, const struct tensor *y,
-                       struct err *e)
+static int check_range(const char *op, const struct tensor *x, const struct tensor *y, struct err *e)
 {
     const struct tensor *t[] = {x, y};
     for (int i = 0; i < countof(t); i++)
         if (present(t[i]) && max_i64(t[i]->dim[1], t[i]->stride[0]) > INT_MAX)
-            return err_set(e, ST_UNSUPPORTED,
-                           "%s: rows of %lld elements are beyond OpenBLAS's 32-bit sizes", op,
+            return err_set(e, ST_UNSUPPORTED, "%s: rows of %lld elements are beyond OpenBLAS's 32-bit sizes", op,
                            (long long)max_i64(t[i]->dim[1], t[i]->stride[0]));
     return ST_OK;
 }
 
-static int64_t leading(const struct tensor *t)
-{
-    return max_i64(max_i64(1, t->stride[0]), t->dim[1]);
-}
+static int64_t leading(const struct tensor *t) { return max_i64(max_i64(1, t->stride[0]), t->dim[1]); }
 
 /* One piece of the product of an expert: at most GMM_ROWS rows and GMM_COLS columns of the output. Rows come
  * last: an expert's weights are packed once for all of its rows. */
@@ -78,8 +73,7 @@ static void zero_tail(const struct tensor *y, int64_t first)
         memset(f32_row(y, r), 0, (size_t)y->dim[1] * sizeof(float));
 }
 
-/* ---- forward
- * ---------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 static void put_bias(const struct gmm_fwd_args *a, const struct piece *p)
 {
@@ -129,8 +123,7 @@ int CPU_NAME(gmm_fwd_cpu)(struct lane *l, const struct gmm_fwd_args *a)
     return ST_OK;
 }
 
-/* ---- backward
- * --------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 static void input_gradient(const struct gmm_bwd_args *a)
 {

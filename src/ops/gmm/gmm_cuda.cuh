@@ -1,5 +1,5 @@
-/* What the GPU versions of gmm share: the product as a kernel sees it, and how a block finds its tile of the output from
- * the offsets on the device. */
+/* What the GPU versions of gmm share: the product as a kernel sees it, and how a block finds its tile of the output
+ * from the offsets on the device. */
 #ifndef BRAID_OPS_GMM_CUDA_CUH
 #define BRAID_OPS_GMM_CUDA_CUH
 
@@ -22,7 +22,7 @@ struct gmm_job {
     const float *bias, *prob;
     const int32_t *offset;
     int rows, experts, down, across, depth; /* down of WEIGHT, depth of the others */
-    int sweep; /* tiles down before the next column of tiles; 0: GMM_SWEEP */
+    int sweep;                              /* tiles down before the next column of tiles; 0: GMM_SWEEP */
     bool acc;
 };
 
@@ -34,7 +34,8 @@ struct gmm_table {
 };
 
 /* All threads of the block; ends with all of them knowing the table. Offsets that are no offsets are made some. */
-template <int PRODUCT, int BM, int BN> __device__ __forceinline__ struct gmm_table gmm_table_make(const struct gmm_job &p, int *shared)
+template <int PRODUCT, int BM, int BN>
+__device__ __forceinline__ struct gmm_table gmm_table_make(const struct gmm_job &p, int *shared)
 {
     struct gmm_table t = {shared, shared + p.experts + 1, 0};
     for (int e = threadIdx.x; e <= p.experts; e += blockDim.x)
@@ -86,7 +87,8 @@ __device__ __forceinline__ struct gmm_at gmm_find(const struct gmm_job &p, const
         at.depth = max(t.first[at.expert + 1] - at.k_first, 0);
         return at;
     }
-    int tall = p.sweep > 0 ? p.sweep : GMM_SWEEP, down = t.tiles[p.experts + 1], sweep = tile / (tall * across), inside = tile % (tall * across);
+    int tall = p.sweep > 0 ? p.sweep : GMM_SWEEP, down = t.tiles[p.experts + 1], sweep = tile / (tall * across),
+        inside = tile % (tall * across);
     int height = min(tall, down - sweep * tall), m = sweep * tall + inside % height, low = 0, high = p.experts;
     while (low < high) {
         int middle = (low + high) / 2;

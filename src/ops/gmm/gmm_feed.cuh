@@ -1,16 +1,17 @@
 /* Inside of gmm_tma.cu: sizes of tiles and stages, the copying thread, the multiplying groups.
  *
- * Both groups of warps work on one tile of 128 x 256, 64 rows each. Operands lie in shared memory in boxes of 64 lines of 128 bytes
- * with the 128-byte swizzle; every bulk copy is one box. After a tile stages are lent to its results (gmm_store.cuh). A tile is one
- * block's whoever runs it, so results do not depend on the number of multiprocessors. */
+ * Both groups of warps work on one tile of 128 x 256, 64 rows each. Operands lie in shared memory in boxes of 64 lines
+ * of 128 bytes with the 128-byte swizzle; every bulk copy is one box. After a tile stages are lent to its results
+ * (gmm_store.cuh). A tile is one block's whoever runs it, so results do not depend on the number of multiprocessors. */
 #ifndef BRAID_OPS_GMM_FEED_CUH
 #define BRAID_OPS_GMM_FEED_CUH
 
 #include "ops/cuda/ptx.cuh"
 #include "ops/gmm/gmm_tma.cuh"
 
-/* Tensor maps: operands and what is read beside them (DACT: inputs of the activation; SUMS: old gradients), in boxes of 64 rows; what is
- * stored, in strips of 16 rows: c (SUMS: rows cut into lines of 32 columns), or pre (ACT, DACT: its gradient) and the activation. */
+/* Tensor maps: operands and what is read beside them (DACT: inputs of the activation; SUMS: old gradients), in boxes of
+ * 64 rows; what is stored, in strips of 16 rows: c (SUMS: rows cut into lines of 32 columns), or pre (ACT, DACT: its
+ * gradient) and the activation. */
 struct gmm_maps {
     CUtensorMap a, b, old, strip[2];
 };
@@ -24,26 +25,29 @@ template <int AFTER, int KIND> struct form {
     static constexpr int NT = AFTER == GMM_ACT && GATED ? BN / 2 : BN; /* columns of the output */
     static constexpr int A_BOXES = BM / BOX, B_BOXES = BN / BOX, STAGE = (A_BOXES + B_BOXES) * BOX_BYTES;
     static constexpr int OUT = 4 * BOX_BYTES, RING = STAGES * STAGE; /* OUT: two boxes of each group */
-    static constexpr int BARS = 2 * STAGES * 8, BYTES = RING + OUT + BARS + 16; /* barriers, number of tiles; then the table */
-    static constexpr int REGS = AFTER == GMM_DACT && KIND == GMM_CLAMPED_GATE ? 240 : 232, COPY_REGS = 504 - 2 * REGS; /* of a thread that multiplies, that copies */
+    /* barriers, number of tiles; then the table */
+    static constexpr int BARS = 2 * STAGES * 8, BYTES = RING + OUT + BARS + 16;
+    /* of a thread that multiplies, that copies */
+    static constexpr int REGS = AFTER == GMM_DACT && KIND == GMM_CLAMPED_GATE ? 240 : 232, COPY_REGS = 504 - 2 * REGS;
     static constexpr int LENT = AFTER == GMM_DACT ? NT / 64 : 1;
 };
 
 #if HOPPER_CODE
 
-/* ---- where a tile is ---------------------------------------------------------------------------------------------------------- */
+/* ---- where a tile is ------------------------------------------------------------------------- */
 
-template <int PRODUCT, typename F> __device__ __forceinline__ struct gmm_at tile_at(const struct gmm_job &g, const struct gmm_table &t, int tile)
+template <int PRODUCT, typename F>
+__device__ __forceinline__ struct gmm_at tile_at(const struct gmm_job &g, const struct gmm_table &t, int tile)
 {
     return gmm_find<PRODUCT, F::BM, F::NT>(g, t, tile);
 }
 __device__ __forceinline__ int steps_of(const struct gmm_at &at) { return (at.depth + BOX - 1) / BOX; }
 
-/* ---- the copying thread --------------------------------------------------------------------------------------------------------- */
+/* ---- the copying thread ---------------------------------------------------------------------- */
 
 template <int PRODUCT, int AFTER, typename F>
-__device__ __forceinline__ void copy_step(const CUtensorMap *ma, const CUtensorMap *mb, const struct gmm_job &g, const struct gmm_at &at, int k,
-                                          char *stage, uint64_t *full)
+__device__ __forceinline__ void copy_step(const CUtensorMap *ma, const CUtensorMap *mb, const struct gmm_job &g,
+                                          const struct gmm_at &at, int k, char *stage, uint64_t *full)
 {
     constexpr bool WEIGHT = PRODUCT == GMM_WEIGHT, FORWARD = PRODUCT == GMM_FORWARD;
     barrier_expect(full, F::STAGE);
@@ -67,24 +71,28 @@ __device__ __forceinline__ void copy_step(const CUtensorMap *ma, const CUtensorM
 /* What the end of the tile reads of memory, a little with each of the last steps: old gradients, or saved inputs of the
  * activation. */
 template <int AFTER, typename F>
-__device__ __forceinline__ void prefetch_step(const CUtensorMap *old, const struct gmm_job &g, const struct gmm_at &at, int left)
+__device__ __forceinline__ void prefetch_step(const CUtensorMap *old, const struct gmm_job &g, const struct gmm_at &at,
+                                              int left)
 {
-    constexpr int WIDE = AFTER == GMM_DACT ? 64 : 32, ACROSS = F::NT / WIDE, HALVES = AFTER == GMM_DACT && F::GATED ? 2 : 1;
+    constexpr int WIDE = AFTER == GMM_DACT ? 64 : 32, ACROSS = F::NT / WIDE,
+                  HALVES = AFTER == GMM_DACT && F::GATED ? 2 : 1;
     constexpr int BOXES = F::A_BOXES * ACROSS * HALVES, STEPS = BOXES < 8 ? BOXES : 8, EACH = BOXES / STEPS;
     static_assert(BOXES % STEPS == 0, "boxes go evenly with the steps");
     if (left > STEPS)
         return;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        int box = (STEPS - left) * EACH + i, half = box % HALVES, col = box / HALVES % ACROSS, row = box / HALVES / ACROSS;
+        int box = (STEPS - left) * EACH + i, half = box % HALVES, col = box / HALVES % ACROSS,
+            row = box / HALVES / ACROSS;
         tma_prefetch_3d(old, at.n + col * WIDE + half * g.across, at.m + row * BOX, AFTER == GMM_DACT ? 0 : at.expert);
     }
 }
 
-/* A stage for results. DACT finds the saved inputs of the activation there, 64 columns of them: boxes of gates of both groups, then
- * of ups. */
+/* A stage for results. DACT finds the saved inputs of the activation there, 64 columns of them: boxes of gates of both
+ * groups, then of ups. */
 template <int AFTER, typename F>
-__device__ __forceinline__ void lend_stage(const CUtensorMap *pre, const struct gmm_job &g, const struct gmm_at &at, int piece, char *stage, uint64_t *full)
+__device__ __forceinline__ void lend_stage(const CUtensorMap *pre, const struct gmm_job &g, const struct gmm_at &at,
+                                           int piece, char *stage, uint64_t *full)
 {
     if (AFTER != GMM_DACT) {
         barrier_arrive(full);
@@ -94,12 +102,14 @@ __device__ __forceinline__ void lend_stage(const CUtensorMap *pre, const struct 
     barrier_expect(full, BOXES * BOX_BYTES);
 #pragma unroll
     for (int i = 0; i < BOXES; i++)
-        tma_load_3d(stage + i * BOX_BYTES, pre, at.n + piece * 64 + i / F::A_BOXES * g.across, at.m + i % F::A_BOXES * BOX, 0, full);
+        tma_load_3d(stage + i * BOX_BYTES, pre, at.n + piece * 64 + i / F::A_BOXES * g.across,
+                    at.m + i % F::A_BOXES * BOX, 0, full);
 }
 
-/* ---- multiplying ------------------------------------------------------------------------------------------------------------------ */
+/* ---- multiplying ----------------------------------------------------------------------------- */
 
-/* Lines from `valid` on hold another expert's rows: no part of this sum. Both groups read them, and clear them together. */
+/* Lines from `valid` on hold another expert's rows: no part of this sum. Both groups read them, and clear them
+ * together. */
 template <typename F> __device__ __forceinline__ void clear_lines(char *stage, int valid)
 {
     int lines = BOX - valid;
@@ -111,7 +121,8 @@ template <typename F> __device__ __forceinline__ void clear_lines(char *stage, i
     named_barrier<1, 2 * GROUP>();
 }
 
-/* This warp is done with a stage that was multiplied. Where its lanes also wrote or read there, each arrives for itself. */
+/* This warp is done with a stage that was multiplied. Where its lanes also wrote or read there, each arrives for
+ * itself. */
 __device__ __forceinline__ void release(uint64_t *empty)
 {
     if (threadIdx.x % 32 == 0)
@@ -130,9 +141,10 @@ template <typename F> __device__ __forceinline__ void release_lent(uint64_t *emp
     owed = false;
 }
 
-/* A group none of whose rows exist: it gives back all stages of the tile, lent ones too, and the other group has the tensor cores to
- * itself. */
-template <typename F> __device__ __forceinline__ void pass_tile(uint64_t *full, uint64_t *empty, uint32_t step, int steps, bool &owed)
+/* A group none of whose rows exist: it gives back all stages of the tile, lent ones too, and the other group has the
+ * tensor cores to itself. */
+template <typename F>
+__device__ __forceinline__ void pass_tile(uint64_t *full, uint64_t *empty, uint32_t step, int steps, bool &owed)
 {
     for (int s = 0; s < steps; s++) {
         uint32_t at = (step + s) % F::STAGES;
@@ -144,11 +156,11 @@ template <typename F> __device__ __forceinline__ void pass_tile(uint64_t *full, 
     }
 }
 
-/* c = the tile; `step` counts stages since the start of the kernel. last(): while the last products run. owed: the stage before `step`
- * still holds results. A tile without steps leaves c as it is. */
+/* c = the tile; `step` counts stages since the start of the kernel. last(): while the last products run. owed: the
+ * stage before `step` still holds results. A tile without steps leaves c as it is. */
 template <int PRODUCT, typename F, typename LAST>
-__device__ __forceinline__ void multiply_tile(float (&c)[F::BN / 2], char *ring, uint64_t *full, uint64_t *empty, uint32_t step, int steps,
-                                              int depth, int group, bool &owed, LAST last)
+__device__ __forceinline__ void multiply_tile(float (&c)[F::BN / 2], char *ring, uint64_t *full, uint64_t *empty,
+                                              uint32_t step, int steps, int depth, int group, bool &owed, LAST last)
 {
     constexpr int A_MN = PRODUCT == GMM_WEIGHT, B_MN = PRODUCT != GMM_FORWARD;
     uint32_t before = 0;
@@ -163,7 +175,8 @@ __device__ __forceinline__ void multiply_tile(float (&c)[F::BN / 2], char *ring,
         wgmma_begin();
 #pragma unroll
         for (int k = 0; k < BOX / 16; k++)
-            wgmma<F::BN, A_MN, B_MN>::run(c, a + k * (A_MN ? 2048 : 32) / 16, b + k * (B_MN ? 2048 : 32) / 16, s + k == 0);
+            wgmma<F::BN, A_MN, B_MN>::run(c, a + k * (A_MN ? 2048 : 32) / 16, b + k * (B_MN ? 2048 : 32) / 16,
+                                          s + k == 0);
         wgmma_commit();
         if (s > 0) {
             wgmma_wait<1>();

@@ -1,8 +1,8 @@
 /* gmm in bf16 by the tensor cores of compute capability 8.0 (mma.sync m16n8k16, fp32 accumulators).
  *
- * A block walks over tiles of the output; its operands come as gmm_stream.cuh says. ldmatrix transposes those that lie in
- * panels. Each element of the output is summed by one thread's accumulator in order of the depth: nothing depends on which
- * block got the tile. */
+ * A block walks over tiles of the output; its operands come as gmm_stream.cuh says. ldmatrix transposes those that lie
+ * in panels. Each element of the output is summed by one thread's accumulator in order of the depth: nothing depends on
+ * which block got the tile. */
 #include "ops/gmm/gmm_stream.cuh"
 
 template <bool TRANS> __device__ __forceinline__ void load_matrix(uint32_t r[4], uint32_t at)
@@ -13,7 +13,7 @@ template <bool TRANS> __device__ __forceinline__ void load_matrix(uint32_t r[4],
         load_matrices(r, at);
 }
 
-/* ---- fragments --------------------------------------------------------------------------------------------------- */
+/* ---- fragments ------------------------------------------------------------------------------- */
 
 /* Where a lane finds its fragments in a stage. A: 16 rows x 16 of depth; B: 16 columns x 16 of depth. first: of the
  * warp's part. Fragment f of depth step k is at: LONG (base + f * 16 rows) ^ (k * 32 bytes), else (base ^ (f * 32
@@ -39,7 +39,8 @@ template <int TILE> struct fragments {
 
 /* The warp's fragments of depth step k of the stage. a_base, b_base: of fragment_base. */
 template <int TILE, int PRODUCT>
-__device__ __forceinline__ void fragments_load(struct fragments<TILE> *f, uint32_t stage, uint32_t a_base, uint32_t b_base, int k)
+__device__ __forceinline__ void fragments_load(struct fragments<TILE> *f, uint32_t stage, uint32_t a_base,
+                                               uint32_t b_base, int k)
 {
     typedef shape<TILE> S;
     constexpr bool A_LONG = PRODUCT != GMM_WEIGHT, B_LONG = PRODUCT == GMM_FORWARD;
@@ -51,15 +52,15 @@ __device__ __forceinline__ void fragments_load(struct fragments<TILE> *f, uint32
         load_matrix<!B_LONG>(f->b[i], stage + fragment_at<B_LONG>(b_base, i, k));
 }
 
-/* ---- storing a tile ---------------------------------------------------------------------------------------------- */
+/* ---- storing a tile -------------------------------------------------------------------------- */
 
 template <int TILE> struct sums {
     float v[shape<TILE>::MI][shape<TILE>::NI][4];
 };
 
 template <int TILE, int PRODUCT>
-__device__ __forceinline__ void store_tile(const struct gmm_job &p, const struct gmm_at &at, const struct sums<TILE> &c, int warp_m,
-                                           int warp_n, char *out)
+__device__ __forceinline__ void store_tile(const struct gmm_job &p, const struct gmm_at &at, const struct sums<TILE> &c,
+                                           int warp_m, int warp_n, char *out)
 {
     typedef shape<TILE> S;
     static_assert(S::NI == PIECE_BLOCKS, "the warp's part is as wide as a piece");
@@ -72,9 +73,10 @@ __device__ __forceinline__ void store_tile(const struct gmm_job &p, const struct
     }
 }
 
-/* ---- the kernel -------------------------------------------------------------------------------------------------- */
+/* ---- the kernel ------------------------------------------------------------------------------ */
 
-template <int TILE, int PRODUCT> __global__ void __launch_bounds__(shape<TILE>::THREADS, shape<TILE>::BLOCKS) mma_product(struct gmm_job p)
+template <int TILE, int PRODUCT>
+__global__ void __launch_bounds__(shape<TILE>::THREADS, shape<TILE>::BLOCKS) mma_product(struct gmm_job p)
 {
     typedef shape<TILE> S;
     DYNAMIC_SHARED(char, shared, 1024);
@@ -129,7 +131,8 @@ template <int TILE, int PRODUCT> __global__ void __launch_bounds__(shape<TILE>::
                 for (int i = 0; i < S::MI; i++)
 #pragma unroll
                     for (int j = 0; j < S::NI; j++)
-                        mma_bf16(c.v[i][j], f[k % 2].a[i], f[k % 2].b[j / 2][j % 2 * 2], f[k % 2].b[j / 2][j % 2 * 2 + 1]);
+                        mma_bf16(c.v[i][j], f[k % 2].a[i], f[k % 2].b[j / 2][j % 2 * 2],
+                                 f[k % 2].b[j / 2][j % 2 * 2 + 1]);
             }
         }
         store_tile<TILE, PRODUCT>(p, at, c, warp_m, warp_n, out);
@@ -137,18 +140,20 @@ template <int TILE, int PRODUCT> __global__ void __launch_bounds__(shape<TILE>::
     copies_wait<0>();
 }
 
-/* ---- launch ------------------------------------------------------------------------------------------------------ */
+/* ---- launch ---------------------------------------------------------------------------------- */
 
 template <int TILE, int PRODUCT> static int launch(struct lane *l, const struct gmm_job *p, int64_t tiles)
 {
     typedef shape<TILE> S;
     size_t shared = S::BYTES + gmm_table_bytes(p->experts);
     NEEDS_SMEM(l, (mma_product<TILE, PRODUCT>), shared);
-    LAUNCH(l, (mma_product<TILE, PRODUCT>), (unsigned)min_i64(tiles, (int64_t)S::BLOCKS * cuda_of(l)->sm_budget), S::THREADS, shared, *p);
+    LAUNCH(l, (mma_product<TILE, PRODUCT>), (unsigned)min_i64(tiles, (int64_t)S::BLOCKS * cuda_of(l)->sm_budget),
+           S::THREADS, shared, *p);
     return ST_OK;
 }
 
-template <int TILE> static int launch_product(struct lane *l, const struct gmm_job *p, enum gmm_product product, int64_t tiles)
+template <int TILE>
+static int launch_product(struct lane *l, const struct gmm_job *p, enum gmm_product product, int64_t tiles)
 {
     return product == GMM_FORWARD ? launch<TILE, GMM_FORWARD>(l, p, tiles)
            : product == GMM_INPUT ? launch<TILE, GMM_INPUT>(l, p, tiles)

@@ -9,7 +9,8 @@ OP_CHECK(gmm_fwd)
 int gmm_bwd_check(const struct gmm_bwd_args *a, struct err *e)
 {
     TRY(op_check_fields(&gmm_bwd_desc, a, e));
-    return a->offset.dim[0] > 1 ? ST_OK : err_set(e, ST_INVALID, "gmm_bwd: offset needs an entry for each expert and one more");
+    return a->offset.dim[0] > 1 ? ST_OK
+                                : err_set(e, ST_INVALID, "gmm_bwd: offset needs an entry for each expert and one more");
 }
 
 int gmm_offset_check(const char *op, const struct tensor *offset, int64_t rows, struct err *e)
@@ -20,15 +21,13 @@ int gmm_offset_check(const char *op, const struct tensor *offset, int64_t rows, 
     for (int64_t x = 0; x < n && good; x++)
         good = at[x] <= at[x + 1];
     return good ? ST_OK
-                : err_set(e, ST_INVALID, "%s: offsets must rise from 0 to at most %lld rows", op,
-                          (long long)rows);
+                : err_set(e, ST_INVALID, "%s: offsets must rise from 0 to at most %lld rows", op, (long long)rows);
 }
 
-/* ---- descriptors
- * --------------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
-static const struct op_dim dims[] = {
-    {"rows", 11}, {"in", 9}, {"out", 13}, {"experts", 3}, {"tail", 0}, {"balanced", 0}};
+static const struct op_dim dims[] = {{"rows", 11},   {"in", 9},   {"out", 13},
+                                     {"experts", 3}, {"tail", 0}, {"balanced", 0}};
 
 static int64_t dim(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
 
@@ -42,12 +41,10 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
     at[0] = 0;
     for (int64_t x = 0; x < n; x++) {
         int64_t left = rows - used, mean = rows / n;
-        int64_t take =
-            x == n - 1         ? left
-            : c->dim[5] != 0 ? mean
-            : x % 3 == 1
-                ? 0
-                : min_i64(left, mean + (int64_t)rng_below(key, (uint64_t)x, (uint64_t)mean + 2));
+        int64_t take = x == n - 1       ? left
+                       : c->dim[5] != 0 ? mean
+                       : x % 3 == 1     ? 0
+                                    : min_i64(left, mean + (int64_t)rng_below(key, (uint64_t)x, (uint64_t)mean + 2));
         used += take;
         at[x + 1] = (int32_t)used;
     }
@@ -57,8 +54,7 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(gmm_fwd, a, c);
-    double rows = c->dim[0], in = c->dim[1], width = c->dim[2],
-           size = (double)dtype_bytes(a->x.dtype);
+    double rows = c->dim[0], in = c->dim[1], width = c->dim[2], size = (double)dtype_bytes(a->x.dtype);
     *out = (struct op_cost){.flops = 2 * rows * in * width,
                             .bytes = size * (rows * (in + width) + c->dim[3] * in * width)};
 }
@@ -70,7 +66,8 @@ static void bwd_cost(const struct op_call *c, struct op_cost *out)
            size = (double)dtype_bytes(a->dy.dtype), wide = (double)dtype_bytes(wide_of(a->dy.dtype));
     double dx = a->dx.rank > 0, dw = a->dw.rank > 0, passes = a->acc_dw != 0 ? 2 : 1;
     *out = (struct op_cost){.flops = 2 * rows * in * width * (dx + dw),
-                            .bytes = (dx + dw) * size * rows * (in + width) + dx * size * weights + dw * passes * wide * weights};
+                            .bytes = (dx + dw) * size * rows * (in + width) + dx * size * weights +
+                                     dw * passes * wide * weights};
 }
 
 static const struct op_sample samples[] = {
@@ -97,11 +94,12 @@ static const struct op_sample samples[] = {
     {"rows=1100 experts=5 in=72 out=4104 no_dx=1 gpu=1"},
     {"rows=1100 experts=2 in=520 out=1032 acc_dw=1 no_dx=1 no_bias=1 no_prob=1 no_dprob=1 gpu=1"},
 };
-static const struct op_sample bench[] = {{"rows=8192 in=512 out=1024 experts=8 no_bias=1"},
-                                         {"rows=4096 in=512 out=512 experts=64 no_bias=1"},
-                                         {"rows=131072 in=2048 out=1024 experts=64 no_bias=1 no_prob=1 balanced=1 gpu=1"},
-                                         {"rows=131072 in=1024 out=2048 experts=64 no_bias=1 no_prob=1 balanced=1 gpu=1"},
-                                         {"rows=131072 in=2048 out=2048 experts=64 no_bias=1 no_prob=1 gpu=1"}};
+static const struct op_sample bench[] = {
+    {"rows=8192 in=512 out=1024 experts=8 no_bias=1"},
+    {"rows=4096 in=512 out=512 experts=64 no_bias=1"},
+    {"rows=131072 in=2048 out=1024 experts=64 no_bias=1 no_prob=1 balanced=1 gpu=1"},
+    {"rows=131072 in=1024 out=2048 experts=64 no_bias=1 no_prob=1 balanced=1 gpu=1"},
+    {"rows=131072 in=2048 out=2048 experts=64 no_bias=1 no_prob=1 gpu=1"}};
 static const struct op_sample bwd_bench[] = {
     {"rows=8192 in=512 out=1024 experts=8 no_bias=1"},
     {"rows=4096 in=512 out=512 experts=64 no_bias=1"},
@@ -114,18 +112,12 @@ static const struct op_sample bwd_bench[] = {
 
 OP_TABLES(gmm_fwd, GMM_FWD_FIELDS);
 const struct op_desc gmm_fwd_desc = {
-    OP_IS(gmm_fwd),
-    .summary = "grouped linear: a weight matrix for each range of rows",
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_fill = fill,
-    .cost = fwd_cost,
-    .backward = "gmm_bwd",
-    .tolerance = 2e-6,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_IS(gmm_fwd),        .summary = "grouped linear: a weight matrix for each range of rows",
+    .dims = dims,          .n_dims = countof(dims),
+    .sample_fill = fill,   .cost = fwd_cost,
+    .backward = "gmm_bwd", .tolerance = 2e-6,
+    .samples = samples,    .n_samples = countof(samples),
+    .bench = bench,        .n_bench = countof(bench),
 };
 OP_TABLES(gmm_bwd, GMM_BWD_FIELDS);
 const struct op_desc gmm_bwd_desc = {

@@ -1,8 +1,9 @@
-/* Inside of gmm_tma.cu: what is done with a tile of sums, and how it leaves. After the last step of a tile the copying thread lends the
- * next stages of the ring: the warps fill them with results and go on multiplying, bulk copies read them, and only then they are
- * stages again. Each warp stores its own strips of 16 rows, so that no warp waits for another. The gradient of the activation finds its
- * saved inputs in the lent stages, copied there while the products ran, and overwrites them.
- * A tile without depth (an expert without rows, rows of no expert) takes no stage: its zeros are stored plainly. */
+/* Inside of gmm_tma.cu: what is done with a tile of sums, and how it leaves. After the last step of a tile the copying
+ * thread lends the next stages of the ring: the warps fill them with results and go on multiplying, bulk copies read
+ * them, and only then they are stages again. Each warp stores its own strips of 16 rows, so that no warp waits for
+ * another. The gradient of the activation finds its saved inputs in the lent stages, copied there while the products
+ * ran, and overwrites them. A tile without depth (an expert without rows, rows of no expert) takes no stage: its zeros
+ * are stored plainly. */
 #ifndef BRAID_OPS_GMM_STORE_CUH
 #define BRAID_OPS_GMM_STORE_CUH
 
@@ -10,10 +11,11 @@
 
 #if HOPPER_CODE
 
-/* ---- pieces of 16 rows x 64 columns, by one warp ------------------------------------------------------------------------- */
+/* ---- pieces of 16 rows x 64 columns, by one warp --------------------------------------------- */
 
-/* A warp's words of a piece, as the accumulators' lanes hold them, to shared memory and from it: word[i][h] has two columns of
- * block i of eight, in row lane / 4 + 8 h. Rows have 128 bytes, their chunks of 16 permuted as bulk copies want it. */
+/* A warp's words of a piece, as the accumulators' lanes hold them, to shared memory and from it: word[i][h] has two
+ * columns of block i of eight, in row lane / 4 + 8 h. Rows have 128 bytes, their chunks of 16 permuted as bulk copies
+ * want it. */
 __device__ __forceinline__ uint32_t words_at(const char *piece, int i)
 {
     int lane = threadIdx.x % 32, row = lane % 8, matrix = lane / 8;
@@ -56,8 +58,8 @@ __device__ __forceinline__ int warp_row(int group) { return group_row(group) + t
 
 /* sums += prob * bias (prob may be NULL). halves: matrices of `across` columns in the tile. */
 template <typename F>
-__device__ __forceinline__ void add_bias(float (&c)[F::BN / 2], const float *bias, const float *prob, const struct gmm_at &at, int halves, int across,
-                                         int group)
+__device__ __forceinline__ void add_bias(float (&c)[F::BN / 2], const float *bias, const float *prob,
+                                         const struct gmm_at &at, int halves, int across, int group)
 {
     int lane = threadIdx.x % 32, row = warp_row(group) + lane / 4, half = F::BN / halves;
     float factor[2];
@@ -79,13 +81,11 @@ __device__ __forceinline__ void add_bias(float (&c)[F::BN / 2], const float *bia
 }
 
 /* 1 / (1 + 2^x) without the care for tiny numbers that costs a third of the instructions: 0 and 1 at the ends. */
-__device__ __forceinline__ float sigmoid_of_log2(float minus_x)
-{
-    return reciprocal_fast(1.0f + exp2_fast(minus_x));
-}
+__device__ __forceinline__ float sigmoid_of_log2(float minus_x) { return reciprocal_fast(1.0f + exp2_fast(minus_x)); }
 
 /* The activation and its slopes; `up` of a plain one is not read. */
-template <int KIND> __device__ __forceinline__ float activate(const struct gmm_tma_job &j, float gate, float up, float *d_gate, float *d_up)
+template <int KIND>
+__device__ __forceinline__ float activate(const struct gmm_tma_job &j, float gate, float up, float *d_gate, float *d_up)
 {
     constexpr bool LIMITS = KIND != GMM_GATE;
     float x = LIMITS && gate > j.limit ? j.limit : gate;
@@ -103,18 +103,22 @@ template <int KIND> __device__ __forceinline__ float activate(const struct gmm_t
 }
 
 /* Probabilities of this lane's two rows; 0 for rows of no expert. */
-template <typename F> __device__ __forceinline__ void row_probs(float (&prob)[2], const struct gmm_job &g, const struct gmm_at &at, int group)
+template <typename F>
+__device__ __forceinline__ void row_probs(float (&prob)[2], const struct gmm_job &g, const struct gmm_at &at, int group)
 {
     int r = warp_row(group) + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        prob[h] = at.expert == g.experts ? 0.0f : g.prob != NULL && r + 8 * h < at.m_valid ? g.prob[at.m + r + 8 * h] : 1.0f;
+        prob[h] = at.expert == g.experts                     ? 0.0f
+                  : g.prob != NULL && r + 8 * h < at.m_valid ? g.prob[at.m + r + 8 * h]
+                                                             : 1.0f;
 }
 
 /* N blocks of a piece: (gate, up) become their gradients, act the activation times the probability. */
 template <int KIND, int N>
-__device__ __forceinline__ void dact_words(const struct gmm_tma_job &j, const float *c, const float (&prob)[2], uint32_t (&gates)[N][2],
-                                           uint32_t (&ups)[N][2], uint32_t (*act)[2], float (&sum)[2])
+__device__ __forceinline__ void dact_words(const struct gmm_tma_job &j, const float *c, const float (&prob)[2],
+                                           uint32_t (&gates)[N][2], uint32_t (&ups)[N][2], uint32_t (*act)[2],
+                                           float (&sum)[2])
 {
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -151,7 +155,7 @@ template <typename F> __device__ __forceinline__ void sums_put(char *strip, cons
         }
 }
 
-/* ---- strips on their way ---------------------------------------------------------------------------------------------- */
+/* ---- strips on their way --------------------------------------------------------------------- */
 
 /* The stage of this step, copied or lent. */
 template <typename F> __device__ __forceinline__ char *stage_of(char *ring, uint64_t *full, uint32_t step)
@@ -160,13 +164,15 @@ template <typename F> __device__ __forceinline__ char *stage_of(char *ring, uint
     return ring + step % F::STAGES * F::STAGE;
 }
 
-/* Where a warp puts the k-th strip of a tile, k a constant after unrolling: two buffers of its own, then three in the lent stage, then the
- * first again. */
+/* Where a warp puts the k-th strip of a tile, k a constant after unrolling: two buffers of its own, then three in the
+ * lent stage, then the first again. */
 enum { BUFFERS = 5 };
-template <typename F> __device__ __forceinline__ char *strip_buffer(int k, char *own, char *ring, uint64_t *full, uint32_t step, int group)
+template <typename F>
+__device__ __forceinline__ char *strip_buffer(int k, char *own, char *ring, uint64_t *full, uint32_t step, int group)
 {
     int i = k % BUFFERS, warp = threadIdx.x % GROUP / 32;
-    if (k >= BUFFERS) { /* What left from here must have been read. All other buffers but one, being filled, may be on their way. */
+    /* What left from here must have been read. All other buffers but one, being filled, may be on their way. */
+    if (k >= BUFFERS) {
         if (threadIdx.x % 32 == 0)
             bulk_wait_read<BUFFERS - 2>();
         __syncwarp();
@@ -184,7 +190,8 @@ __device__ __forceinline__ void strips_ready(void)
     __syncwarp();
 }
 /* A filled strip to memory: by bulk copy where all of it exists, else row by row, without those that do not exist. */
-__device__ __forceinline__ void strip_out(const char *strip, const CUtensorMap *map, int row, int col, bf16 *to, int64_t ld, int rows, int cols, bool whole)
+__device__ __forceinline__ void strip_out(const char *strip, const CUtensorMap *map, int row, int col, bf16 *to,
+                                          int64_t ld, int rows, int cols, bool whole)
 {
     if (!whole)
         piece_store(strip, to, ld, rows, cols);
@@ -198,9 +205,10 @@ __device__ __forceinline__ void strips_sent(void)
         bulk_commit();
 }
 
-/* ---- results --------------------------------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
-template <typename F> __device__ __forceinline__ void words_of(uint32_t (&word)[8][2], const float (&c)[F::BN / 2], int first)
+template <typename F>
+__device__ __forceinline__ void words_of(uint32_t (&word)[8][2], const float (&c)[F::BN / 2], int first)
 {
 #pragma unroll
     for (int i = 0; i < 16; i++)
@@ -208,8 +216,9 @@ template <typename F> __device__ __forceinline__ void words_of(uint32_t (&word)[
 }
 
 template <typename F>
-__device__ __forceinline__ void store_rows(const struct gmm_maps &m, const struct gmm_job &g, const struct gmm_at &at, float (&c)[F::BN / 2], int group, char *own,
-                                          char *ring, uint64_t *full, uint32_t step)
+__device__ __forceinline__ void store_rows(const struct gmm_maps &m, const struct gmm_job &g, const struct gmm_at &at,
+                                           float (&c)[F::BN / 2], int group, char *own, char *ring, uint64_t *full,
+                                           uint32_t step)
 {
     if (g.bias != NULL)
         add_bias<F>(c, g.bias, g.prob, at, 1, g.across, group);
@@ -222,31 +231,35 @@ __device__ __forceinline__ void store_rows(const struct gmm_maps &m, const struc
         words_of<F>(word, c, 32 * p);
         words_put(strip, word);
         strips_ready();
-        strip_out(strip, &m.strip[0], row, n, (bf16 *)g.c + (int64_t)row * g.ldc + n, g.ldc, rows, g.across - n, rows >= STRIP);
+        strip_out(strip, &m.strip[0], row, n, (bf16 *)g.c + (int64_t)row * g.ldc + n, g.ldc, rows, g.across - n,
+                  rows >= STRIP);
         strips_sent();
     }
 }
 
 /* The activation times the probability, of sums from `first` on. */
 template <int KIND, typename F>
-__device__ __forceinline__ void act_words(uint32_t (&word)[8][2], const struct gmm_tma_job &j, const float (&c)[F::BN / 2], int first, int up,
-                                          const float (&prob)[2])
+__device__ __forceinline__ void act_words(uint32_t (&word)[8][2], const struct gmm_tma_job &j,
+                                          const float (&c)[F::BN / 2], int first, int up, const float (&prob)[2])
 {
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         float v[2], unused[2];
 #pragma unroll
         for (int e = 0; e < 2; e++)
-            v[e] = prob[i % 2] * activate<KIND>(j, c[first + 2 * i + e], c[up + first + 2 * i + e], &unused[0], &unused[1]);
+            v[e] = prob[i % 2] *
+                   activate<KIND>(j, c[first + 2 * i + e], c[up + first + 2 * i + e], &unused[0], &unused[1]);
         word[i / 2][i % 2] = pack2(v[0], v[1]);
     }
 }
 
 template <int KIND, typename F>
-__device__ __forceinline__ void store_act(const struct gmm_maps &m, const struct gmm_tma_job &j, const struct gmm_at &at, float (&c)[F::BN / 2],
-                                         const float (&prob)[2], int group, char *own, char *ring, uint64_t *full, uint32_t step)
+__device__ __forceinline__ void store_act(const struct gmm_maps &m, const struct gmm_tma_job &j,
+                                          const struct gmm_at &at, float (&c)[F::BN / 2], const float (&prob)[2],
+                                          int group, char *own, char *ring, uint64_t *full, uint32_t step)
 {
-    constexpr int UP = F::GATED ? F::BN / 4 : 0, EACH = F::GATED ? 3 : 2; /* accumulators from gate to up; strips of 64 columns */
+    /* accumulators from gate to up; strips of 64 columns */
+    constexpr int UP = F::GATED ? F::BN / 4 : 0, EACH = F::GATED ? 3 : 2;
     const struct gmm_job &g = j.g;
     if (g.bias != NULL)
         add_bias<F>(c, g.bias, NULL, at, F::GATED ? 2 : 1, g.across, group);
@@ -282,11 +295,11 @@ __device__ __forceinline__ void store_act(const struct gmm_maps &m, const struct
     }
 }
 
-/* Sixteen rows of 64 columns: saved inputs become their gradients in place, act is filled. Two blocks of eight columns at a time, or they
- * would not fit beside the sums; the next two are read before. */
+/* Sixteen rows of 64 columns: saved inputs become their gradients in place, act is filled. Two blocks of eight columns
+ * at a time, or they would not fit beside the sums; the next two are read before. */
 template <int KIND, typename F>
-__device__ __forceinline__ void dact_strips(const struct gmm_tma_job &j, const float *c, const float (&prob)[2], char *gates, char *ups, char *acts,
-                                            float (&sum)[2])
+__device__ __forceinline__ void dact_strips(const struct gmm_tma_job &j, const float *c, const float (&prob)[2],
+                                            char *gates, char *ups, char *acts, float (&sum)[2])
 {
     uint32_t gate[2][2][2], up[2][2][2] = {};
     words_get(gate[0], gates, 0);
@@ -311,10 +324,12 @@ __device__ __forceinline__ void dact_strips(const struct gmm_tma_job &j, const f
     }
 }
 
-/* Each lent stage holds 64 columns: gates of both groups, ups, and room for act. All but the last are given back here. */
+/* Each lent stage holds 64 columns: gates of both groups, ups, and room for act. All but the last are given back here.
+ * */
 template <int KIND, typename F>
-__device__ __forceinline__ void store_dact(const struct gmm_maps &m, const struct gmm_tma_job &j, const struct gmm_at &at, const float (&c)[F::BN / 2],
-                                          const float (&prob)[2], int group, char *ring, uint64_t *full, uint64_t *empty, uint32_t step)
+__device__ __forceinline__ void store_dact(const struct gmm_maps &m, const struct gmm_tma_job &j,
+                                           const struct gmm_at &at, const float (&c)[F::BN / 2], const float (&prob)[2],
+                                           int group, char *ring, uint64_t *full, uint64_t *empty, uint32_t step)
 {
     const struct gmm_job &g = j.g;
     int lane = threadIdx.x % 32, r0 = warp_row(group), row = at.m + r0, rows = at.m_valid - r0;
@@ -353,7 +368,9 @@ __device__ __forceinline__ void store_dact(const struct gmm_maps &m, const struc
 }
 
 /* Columns past the last whole line, plainly. */
-template <bool ADD, typename F> __device__ __forceinline__ void store_rest(const struct gmm_job &g, const struct gmm_at &at, const float (&c)[F::BN / 2], int group)
+template <bool ADD, typename F>
+__device__ __forceinline__ void store_rest(const struct gmm_job &g, const struct gmm_at &at,
+                                           const float (&c)[F::BN / 2], int group)
 {
     int lane = threadIdx.x % 32, r0 = warp_row(group) + lane / 4, first = g.across / 32 * 32;
     float *to = (float *)g.c + ((int64_t)at.expert * g.down + at.m) * g.ldc;
@@ -371,11 +388,12 @@ template <bool ADD, typename F> __device__ __forceinline__ void store_rest(const
         }
 }
 
-/* fp32 sums: strips of 16 rows x 64 columns; one buffer of the warp's own, one in the lent stage. (Rows of 256 bytes in one piece are written at
- * 4.4 TB/s, of 128 at 4.0.) */
+/* fp32 sums: strips of 16 rows x 64 columns; one buffer of the warp's own, one in the lent stage. (Rows of 256 bytes in
+ * one piece are written at 4.4 TB/s, of 128 at 4.0.) */
 template <bool ADD, typename F>
-__device__ __forceinline__ void store_sums(const struct gmm_maps &m, const struct gmm_job &g, const struct gmm_at &at, const float (&c)[F::BN / 2], int group, char *out,
-                                          char *ring, uint64_t *full, uint32_t step)
+__device__ __forceinline__ void store_sums(const struct gmm_maps &m, const struct gmm_job &g, const struct gmm_at &at,
+                                           const float (&c)[F::BN / 2], int group, char *out, char *ring,
+                                           uint64_t *full, uint32_t step)
 {
     int mine = (group * 4 + threadIdx.x % GROUP / 32) * 2 * PIECE, row = at.m + warp_row(group), lines = g.across / 32;
     char *lent = NULL;
@@ -410,7 +428,8 @@ __device__ __forceinline__ void store_zeros(char *to, int64_t ld_bytes, int rows
     for (int i = threadIdx.x - GROUP; i < rows * chunks; i += 2 * GROUP)
         *(uint4 *)(to + i / chunks * ld_bytes + i % chunks * 16) = make_uint4(0, 0, 0, 0);
 }
-template <int AFTER, typename F> __device__ __forceinline__ void store_empty(const struct gmm_tma_job &j, const struct gmm_at &at)
+template <int AFTER, typename F>
+__device__ __forceinline__ void store_empty(const struct gmm_tma_job &j, const struct gmm_at &at)
 {
     const struct gmm_job &g = j.g;
     constexpr int SIZE = AFTER == GMM_SUMS ? 4 : 2;
@@ -418,7 +437,8 @@ template <int AFTER, typename F> __device__ __forceinline__ void store_empty(con
     int64_t first = (int64_t)at.m * g.ldc + at.n;
     if (AFTER == GMM_SUMS) {
         if (!g.acc)
-            store_zeros((char *)((float *)g.c + (int64_t)at.expert * g.down * g.ldc + first), g.ldc * SIZE, at.m_valid, chunks);
+            store_zeros((char *)((float *)g.c + (int64_t)at.expert * g.down * g.ldc + first), g.ldc * SIZE, at.m_valid,
+                        chunks);
         return;
     }
     store_zeros((char *)((bf16 *)g.c + first), g.ldc * SIZE, at.m_valid, chunks);
@@ -430,14 +450,17 @@ template <int AFTER, typename F> __device__ __forceinline__ void store_empty(con
             j.part[(int64_t)(at.n / F::NT) * g.rows + at.m + r] = 0.0f;
     } else if (AFTER == GMM_ACT) {
         for (int half = 0; half < (gated ? 2 : 1); half++)
-            store_zeros((char *)(j.pre + (int64_t)at.m * j.ldpre + at.n + half * g.across), j.ldpre * SIZE, at.m_valid, chunks);
+            store_zeros((char *)(j.pre + (int64_t)at.m * j.ldpre + at.n + half * g.across), j.ldpre * SIZE, at.m_valid,
+                        chunks);
     }
 }
 
 /* The tile's results on their way; step: the first lent stage. owed: a stage holds results after it. */
 template <int AFTER, int KIND, typename F>
-__device__ __forceinline__ void store_tile(const struct gmm_maps &m, const struct gmm_tma_job &j, const struct gmm_at &at, float (&c)[F::BN / 2],
-                                          const float (&prob)[2], int group, char *out, char *ring, uint64_t *full, uint64_t *empty, uint32_t step, bool &owed)
+__device__ __forceinline__ void store_tile(const struct gmm_maps &m, const struct gmm_tma_job &j,
+                                           const struct gmm_at &at, float (&c)[F::BN / 2], const float (&prob)[2],
+                                           int group, char *out, char *ring, uint64_t *full, uint64_t *empty,
+                                           uint32_t step, bool &owed)
 {
     if (at.depth <= 0) {
         store_empty<AFTER, F>(j, at);

@@ -8,9 +8,9 @@
 enum gmm_tile { GMM_TILE_SMALL, GMM_TILE_LARGE, GMM_TILES };
 
 struct gmm_tile_size {
-    int64_t m, n;        /* rows and columns of the output */
-    int64_t blocks;      /* that run on one multiprocessor at a time */
-    double rate;         /* of a multiprocessor, with full tiles; the best one is 1 */
+    int64_t m, n;   /* rows and columns of the output */
+    int64_t blocks; /* that run on one multiprocessor at a time */
+    double rate;    /* of a multiprocessor, with full tiles; the best one is 1 */
 };
 static inline struct gmm_tile_size gmm_tile_size(enum gmm_tile t)
 {
@@ -25,7 +25,8 @@ struct gmm_shape {
     bool ragged;
 };
 
-/* Most tiles the product can have: a ragged group's last tile may be almost empty, and rows in no group are one more. */
+/* Most tiles the product can have: a ragged group's last tile may be almost empty, and rows in no group are one more.
+ * */
 static inline int64_t gmm_tiles_most(const struct gmm_shape *s, enum gmm_tile t)
 {
     struct gmm_tile_size z = gmm_tile_size(t);
@@ -33,7 +34,8 @@ static inline int64_t gmm_tiles_most(const struct gmm_shape *s, enum gmm_tile t)
     return down * ceil_div(s->n, z.n);
 }
 
-/* Time in units of one output element at full rate: whole waves of whole tiles, half of a ragged group's last one wasted. */
+/* Time in units of one output element at full rate: whole waves of whole tiles, half of a ragged group's last one
+ * wasted. */
 static inline double gmm_tile_time(const struct gmm_shape *s, enum gmm_tile t, int64_t multiprocessors)
 {
     struct gmm_tile_size z = gmm_tile_size(t);
@@ -47,8 +49,9 @@ static inline double gmm_tile_time(const struct gmm_shape *s, enum gmm_tile t, i
 
 static inline enum gmm_tile gmm_tile_for(const struct gmm_shape *s, int64_t multiprocessors)
 {
-    return gmm_tile_time(s, GMM_TILE_LARGE, multiprocessors) <= gmm_tile_time(s, GMM_TILE_SMALL, multiprocessors) ? GMM_TILE_LARGE
-                                                                                                                : GMM_TILE_SMALL;
+    return gmm_tile_time(s, GMM_TILE_LARGE, multiprocessors) <= gmm_tile_time(s, GMM_TILE_SMALL, multiprocessors)
+               ? GMM_TILE_LARGE
+               : GMM_TILE_SMALL;
 }
 
 #endif

@@ -1,7 +1,8 @@
-/* Grouped products by bulk copies and wgmma (gmm_tma.cuh): the kernel, its launches, tensor maps, sums of the probability's gradient. */
+/* Grouped products by bulk copies and wgmma (gmm_tma.cuh): the kernel, its launches, tensor maps, sums of the
+ * probability's gradient. */
 #include "ops/gmm/gmm_store.cuh"
 
-/* ---- the kernel -------------------------------------------------------------------------------------------------------- */
+/* ---- the kernel ------------------------------------------------------------------------------ */
 
 template <int PRODUCT, int AFTER, int KIND>
 __global__ void __launch_bounds__(BLOCK, 1)
@@ -76,7 +77,8 @@ __global__ void __launch_bounds__(BLOCK, 1)
                     next = tile_at<PRODUCT, F>(j.g, t, tile + stride);
             };
             multiply_tile<PRODUCT, F>(c, shared, full, empty, step, steps, at.depth, group, owed, last);
-            store_tile<AFTER, KIND, F>(m, j, at, c, prob, group, shared + F::RING, shared, full, empty, step + (uint32_t)steps, owed);
+            store_tile<AFTER, KIND, F>(m, j, at, c, prob, group, shared + F::RING, shared, full, empty,
+                                       step + (uint32_t)steps, owed);
             step += (uint32_t)(steps > 0 ? steps + F::LENT : 0);
         }
         if (threadIdx.x % 32 == 0)
@@ -85,32 +87,39 @@ __global__ void __launch_bounds__(BLOCK, 1)
 #endif
 }
 
-/* ---- launches ----------------------------------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
-typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                              const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                              CUtensorMapFloatOOBfill);
+typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                              const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* A tensor of `rank` dimensions, the first of 128 bytes in a box; strides of the others in bytes. Outside reads as 0. */
-static int map_encode(struct lane *l, CUtensorMap *map, const void *data, enum dtype type, int rank, const cuuint64_t *dims, const cuuint64_t *strides,
-                      const cuuint32_t *box)
+/* A tensor of `rank` dimensions, the first of 128 bytes in a box; strides of the others in bytes. Outside reads as 0.
+ * */
+static int map_encode(struct lane *l, CUtensorMap *map, const void *data, enum dtype type, int rank,
+                      const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box)
 {
     static const cuuint32_t steps[4] = {1, 1, 1, 1};
     void *entry = NULL;
     cudaDriverEntryPointQueryResult found;
-    TRY(cuda_status(l->err, (int)cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found),
-                    "finding cuTensorMapEncodeTiled"));
+    TRY(cuda_status(
+        l->err,
+        (int)cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found),
+        "finding cuTensorMapEncodeTiled"));
     if (found != cudaDriverEntryPointSuccess || entry == NULL)
         return err_set(l->err, ST_UNSUPPORTED, "the driver lacks cuTensorMapEncodeTiled");
-    CUresult code = ((encode_fn)entry)(map, type == DT_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, (cuuint32_t)rank, (void *)data,
-                                       dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return code == CUDA_SUCCESS ? ST_OK
-                                : err_set(l->err, ST_INTERNAL, "tensor map of %d dimensions, [%lld, %lld, ...] with stride %lld: driver error %d", rank,
-                                          (long long)dims[0], (long long)dims[1], (long long)strides[0], (int)code);
+    CUresult code = ((encode_fn)entry)(
+        map, type == DT_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, (cuuint32_t)rank,
+        (void *)data, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return code == CUDA_SUCCESS
+               ? ST_OK
+               : err_set(l->err, ST_INTERNAL,
+                         "tensor map of %d dimensions, [%lld, %lld, ...] with stride %lld: driver error %d", rank,
+                         (long long)dims[0], (long long)dims[1], (long long)strides[0], (int)code);
 }
 /* [experts, rows, cols] with this stride between rows (elements), in boxes of so many lines of 128 bytes. */
-static int map_make(struct lane *l, CUtensorMap *map, const void *data, enum dtype type, int64_t experts, int64_t rows, int64_t cols, int64_t stride, int lines)
+static int map_make(struct lane *l, CUtensorMap *map, const void *data, enum dtype type, int64_t experts, int64_t rows,
+                    int64_t cols, int64_t stride, int lines)
 {
     cuuint64_t size = dtype_bytes(type);
     const cuuint64_t dims[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)experts};
@@ -128,7 +137,10 @@ static int sums_map(struct lane *l, CUtensorMap *map, const struct gmm_job *g)
 }
 
 /* Columns of pre. */
-static int64_t pre_columns(const struct gmm_tma_job *j) { return (j->kind == GMM_RELU2 ? 1 : 2) * (int64_t)j->g.across; }
+static int64_t pre_columns(const struct gmm_tma_job *j)
+{
+    return (j->kind == GMM_RELU2 ? 1 : 2) * (int64_t)j->g.across;
+}
 
 static int operand_maps(struct lane *l, struct gmm_maps *m, const struct gmm_tma_job *j, enum gmm_product product)
 {
@@ -143,7 +155,8 @@ static int operand_maps(struct lane *l, struct gmm_maps *m, const struct gmm_tma
         TRY(map_make(l, &m->old, j->pre, DT_BF16, 1, g->rows, pre_columns(j), j->ldpre, BOX));
     bool forward = product == GMM_FORWARD;
     int64_t across = j->after == GMM_ACT ? pre_columns(j) : g->across;
-    return map_make(l, &m->b, g->b, DT_BF16, g->experts, forward ? across : g->depth, forward ? g->depth : across, g->ldb, BOX);
+    return map_make(l, &m->b, g->b, DT_BF16, g->experts, forward ? across : g->depth, forward ? g->depth : across,
+                    g->ldb, BOX);
 }
 
 /* What is stored. Past the last column of c of STORE bulk copies leave out what there is not. */
@@ -158,7 +171,8 @@ static int result_maps(struct lane *l, struct gmm_maps *m, const struct gmm_tma_
         return map_make(l, &m->strip[1], g->c, DT_BF16, 1, g->rows, g->across, g->ldc, STRIP);
     default:
         TRY(map_make(l, &m->strip[0], g->c, DT_BF16, 1, g->rows, pre_columns(j), g->ldc, STRIP));
-        return j->act != NULL ? map_make(l, &m->strip[1], j->act, DT_BF16, 1, g->rows, g->across, j->ldact, STRIP) : ST_OK;
+        return j->act != NULL ? map_make(l, &m->strip[1], j->act, DT_BF16, 1, g->rows, g->across, j->ldact, STRIP)
+                              : ST_OK;
     }
 }
 
@@ -168,7 +182,8 @@ template <int PRODUCT, int AFTER, int KIND> static int launch(struct lane *l, co
     struct gmm_maps m = {};
     TRY(operand_maps(l, &m, j, (enum gmm_product)PRODUCT));
     TRY(result_maps(l, &m, j));
-    int64_t down = PRODUCT == GMM_WEIGHT ? ceil_div(j->g.down, F::BM) * j->g.experts : ceil_div(j->g.rows, F::BM) + j->g.experts + 1;
+    int64_t down = PRODUCT == GMM_WEIGHT ? ceil_div(j->g.down, F::BM) * j->g.experts
+                                         : ceil_div(j->g.rows, F::BM) + j->g.experts + 1;
     unsigned blocks = (unsigned)min_i64(down * ceil_div(j->g.across, F::NT), cuda_of(l)->sm_budget);
     size_t shared = F::BYTES + gmm_table_bytes(j->g.experts);
     NEEDS_SMEM(l, (tma_product<PRODUCT, AFTER, KIND>), shared);
@@ -193,7 +208,9 @@ extern "C" int gmm_tma(struct lane *l, const struct gmm_tma_job *job, enum gmm_p
     case GMM_ACT: return by_kind<GMM_FORWARD, GMM_ACT>(l, &j);
     case GMM_DACT: return by_kind<GMM_INPUT, GMM_DACT>(l, &j);
     case GMM_SUMS: return launch<GMM_WEIGHT, GMM_SUMS, GMM_RELU2>(l, &j);
-    default: return product == GMM_FORWARD ? launch<GMM_FORWARD, GMM_STORE, GMM_RELU2>(l, &j) : launch<GMM_INPUT, GMM_STORE, GMM_RELU2>(l, &j);
+    default:
+        return product == GMM_FORWARD ? launch<GMM_FORWARD, GMM_STORE, GMM_RELU2>(l, &j)
+                                      : launch<GMM_INPUT, GMM_STORE, GMM_RELU2>(l, &j);
     }
 }
 
@@ -220,6 +237,7 @@ static __global__ void __launch_bounds__(256) sum_parts(const float *part, float
 
 extern "C" int gmm_tma_dprob(struct lane *l, const struct gmm_tma_job *j, float *dprob)
 {
-    LAUNCH(l, sum_parts, (unsigned)ceil_div(j->g.rows, 256), 256, 0, j->part, dprob, (int)ceil_div(j->g.across, GMM_FORM_COLS), j->g.rows);
+    LAUNCH(l, sum_parts, (unsigned)ceil_div(j->g.rows, 256), 256, 0, j->part, dprob,
+           (int)ceil_div(j->g.across, GMM_FORM_COLS), j->g.rows);
     return ST_OK;
 }

@@ -1,7 +1,7 @@
-/* The products of experts on Hopper, as gmm.cu and expert.cu ask for them: one block per multiprocessor walks over tiles of the
- * output, one thread copies operands into a ring of stages with bulk copies (TMA), two groups of four warps multiply with
- * wgmma and store. gmm_form.h says how tiles are cut; gmm_feed.cuh copies and multiplies, gmm_store.cuh stores, gmm_tma.cu has
- * the kernel. */
+/* The products of experts on Hopper, as gmm.cu and expert.cu ask for them: one block per multiprocessor walks over
+ * tiles of the output, one thread copies operands into a ring of stages with bulk copies (TMA), two groups of four
+ * warps multiply with wgmma and store. gmm_form.h says how tiles are cut; gmm_feed.cuh copies and multiplies,
+ * gmm_store.cuh stores, gmm_tma.cu has the kernel. */
 #ifndef BRAID_OPS_GMM_TMA_CUH
 #define BRAID_OPS_GMM_TMA_CUH
 
@@ -15,13 +15,14 @@ extern "C" {
 struct gmm_tma_job {
     struct gmm_job g; /* across of ACT and DACT: the width f of the activation */
     enum gmm_after after;
-    int kind;  /* ACT, DACT: enum gmm_curve */
+    int kind; /* ACT, DACT: enum gmm_curve */
     float limit, alpha, offset;
     bf16 *pre, *act; /* ACT writes pre, DACT reads it (may be c); act may be NULL */
     int64_t ldpre, ldact;
     float *part; /* DACT: [column tiles][rows]; NULL: not wanted */
 };
-enum gmm_curve { GMM_RELU2, GMM_GATE, GMM_CLAMPED_GATE }; /* x sigmoid(alpha x) (up + offset); limits only where clamped */
+/* x sigmoid(alpha x) (up + offset); limits only where clamped */
+enum gmm_curve { GMM_RELU2, GMM_GATE, GMM_CLAMPED_GATE };
 
 /* gmm_tma.cu. Whether these kernels take the job: bf16, all rows at multiples of 16 bytes is for the caller to know. */
 extern "C" bool gmm_tma_fits(const struct lane *l, const struct gmm_tma_job *j);

@@ -1,6 +1,6 @@
-/* sqnorm and clip, CUDA version; see gradnorm.h. Blocks of SQNORM_BLOCK elements of up to PARTS tensors a launch are summed
- * in double, each by a fixed tree, into work; then a block for each tensor adds its partial sums, again in a fixed order.
- * Clip adds the sums of all tensors one after the other, as the reference does. */
+/* sqnorm and clip, CUDA version; see gradnorm.h. Blocks of SQNORM_BLOCK elements of up to PARTS tensors a launch are
+ * summed in double, each by a fixed tree, into work; then a block for each tensor adds its partial sums, again in a
+ * fixed order. Clip adds the sums of all tensors one after the other, as the reference does. */
 #include "ops/cuda/rows.cuh"
 #include "ops/gradnorm/gradnorm.h"
 
@@ -109,9 +109,10 @@ extern "C" int sqnorm_cuda(struct lane *l, const struct sqnorm_args *a)
     return ST_OK;
 }
 
-/* ---- clip ------------------------------------------------------------------------------------------------------- */
+/* ---- clip ------------------------------------------------------------------------------------ */
 
-static __global__ void __launch_bounds__(256) clip_sums(const double *sums, int64_t n, int64_t stride, const double *loss, double *out, double max_norm)
+static __global__ void __launch_bounds__(256)
+    clip_sums(const double *sums, int64_t n, int64_t stride, const double *loss, double *out, double max_norm)
 {
     __shared__ double part[256];
     double total = 0;
@@ -139,6 +140,7 @@ static __global__ void __launch_bounds__(256) clip_sums(const double *sums, int6
 extern "C" int clip_cuda(struct lane *l, const struct clip_args *a)
 {
     TRY(clip_check(a, l->err));
-    LAUNCH(l, clip_sums, 1u, 256, 0, (const double *)a->sums.data, a->sums.dim[0], a->sums.stride[0], (const double *)a->loss.data, (double *)a->out.data, a->max_norm);
+    LAUNCH(l, clip_sums, 1u, 256, 0, (const double *)a->sums.data, a->sums.dim[0], a->sums.stride[0],
+           (const double *)a->loss.data, (double *)a->out.data, a->max_norm);
     return ST_OK;
 }

@@ -13,17 +13,17 @@
 
 enum { SQNORM_BLOCK = 4096 };
 
-#define SQNORM_FIELDS(T, N, S, op)   \
-    T(op, x, IN, WIDE, "n")          \
-    T(op, out, OUT, F64, "parts")    \
-    T(op, work, WORK, U8, "")        \
-    N(op, int, n_more, 0)            \
+#define SQNORM_FIELDS(T, N, S, op)                                                                                     \
+    T(op, x, IN, WIDE, "n")                                                                                            \
+    T(op, out, OUT, F64, "parts")                                                                                      \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, int, n_more, 0)                                                                                              \
     S(op, const struct tensor *more)
 OP_ARGS(sqnorm, SQNORM_FIELDS);
-#define CLIP_FIELDS(T, N, S, op) \
-    T(op, sums, IN, F64, "k")  \
-    T(op, loss, OPT, F64, "2") \
-    T(op, out, OUT, F64, "4")  \
+#define CLIP_FIELDS(T, N, S, op)                                                                                       \
+    T(op, sums, IN, F64, "k")                                                                                          \
+    T(op, loss, OPT, F64, "2")                                                                                         \
+    T(op, out, OUT, F64, "4")                                                                                          \
     N(op, double, max_norm, 1)
 OP_ARGS(clip, CLIP_FIELDS);
 static inline const struct tensor *sqnorm_at(const struct sqnorm_args *a, int k)

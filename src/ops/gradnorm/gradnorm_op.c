@@ -24,8 +24,7 @@ int clip_check(const struct clip_args *a, struct err *e)
     CHECK_OPT("clip", "loss", &a->loss, DT_F64, 1, 2);
     CHECK_T("clip", "out", &a->out, DT_F64, 1, 4);
     if (!(a->max_norm >= 0 && isfinite(a->max_norm)))
-        return err_set(e, ST_INVALID, "clip: max_norm is %g, expected 0 (off) or more",
-                       a->max_norm);
+        return err_set(e, ST_INVALID, "clip: max_norm is %g, expected 0 (off) or more", a->max_norm);
     return ST_OK;
 }
 
@@ -43,7 +42,8 @@ static struct sqnorm_args sqnorm_of(const struct op_call *c, struct tensor *more
     struct sqnorm_args a = *whole;
     for (int k = 0; k < parts; k++) {
         int64_t n = whole->x.dim[0], first = n * k / parts, count = n * (k + 1) / parts - first;
-        struct tensor shape = tensor_1d(NULL, whole->x.dtype, count), part = whole->x.data != NULL ? tensor_rows(&whole->x, first, count) : shape;
+        struct tensor shape = tensor_1d(NULL, whole->x.dtype, count),
+                      part = whole->x.data != NULL ? tensor_rows(&whole->x, first, count) : shape;
         *(k == 0 ? &a.x : &more[k - 1]) = part;
     }
     a.more = more;
@@ -76,10 +76,18 @@ static void sqnorm_cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample sqnorm_samples[] = {
-    {"n=33"}, {"n=0"}, {"n=1"}, {"n=4095"}, {"n=4096"}, {"n=4097"}, {"n=100001"},
-    {"n=20000 parts=3"}, {"n=100001 parts=100"},
+    {"n=33"},
+    {"n=0"},
+    {"n=1"},
+    {"n=4095"},
+    {"n=4096"},
+    {"n=4097"},
+    {"n=100001"},
+    {"n=20000 parts=3"},
+    {"n=100001 parts=100"},
 };
-static const struct op_sample sqnorm_bench[] = {{"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}, {"n=268435456 parts=96 gpu=1"}};
+static const struct op_sample sqnorm_bench[] = {
+    {"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}, {"n=268435456 parts=96 gpu=1"}};
 
 OP_FIELDS(sqnorm, SQNORM_FIELDS, );
 OP_ATTRS(sqnorm, SQNORM_FIELDS, OP_ATTR_EXTRA("parts", 1));
@@ -88,9 +96,12 @@ const struct op_desc sqnorm_desc = {
     OP_IS(sqnorm),
     .summary = "sum of squares, in double",
     OP_LIST(dims, sqnorm_dims),
-    .infer = sqnorm_infer, .run = sqnorm_run, .cost = sqnorm_cost,
+    .infer = sqnorm_infer,
+    .run = sqnorm_run,
+    .cost = sqnorm_cost,
     .tolerance = 1e-13,
-    OP_LIST(samples, sqnorm_samples), OP_LIST(bench, sqnorm_bench),
+    OP_LIST(samples, sqnorm_samples),
+    OP_LIST(bench, sqnorm_bench),
 };
 
 /* ---- clip ------------------------------------------------------------------------------------ */
@@ -126,5 +137,6 @@ const struct op_desc clip_desc = {
     .cost = clip_cost,
     .sample_fill = clip_fill,
     .tolerance = 1e-15,
-    OP_LIST(samples, clip_samples), OP_LIST(bench, clip_bench),
+    OP_LIST(samples, clip_samples),
+    OP_LIST(bench, clip_bench),
 };

@@ -21,7 +21,8 @@ template <typename C> __global__ void init_values(struct init_args a, int64_t n,
         case INIT_CONST: v = a.a; break;
         case INIT_NORMAL: {
             int pair = (int)(i % 2) * 2;
-            v = a.a * (sqrt(-2.0 * log(unit_draw(a.key, i / 2, pair))) * cos(6.283185307179586 * unit_draw(a.key, i / 2, pair + 1)));
+            v = a.a * (sqrt(-2.0 * log(unit_draw(a.key, i / 2, pair))) *
+                       cos(6.283185307179586 * unit_draw(a.key, i / 2, pair + 1)));
             break;
         }
         case INIT_UNIFORM: v = a.a + (a.b - a.a) * uniform_draw(a.key, i); break;

@@ -14,8 +14,8 @@ int init_check(const struct init_args *a, struct err *e)
     CHECK_T("init", "y", &a->y, integers ? DT_I32 : a->y.dtype, 1, -1);
     CHECK_OPT("init", "copy", &a->copy, a->copy.dtype, 1, a->y.dim[0]);
     if (integers && (a->row < 1 || a->n_values < 1))
-        return err_set(e, ST_INVALID, "init: a table needs a row length and a number of values, not %lld and %lld", (long long)a->row,
-                       (long long)a->n_values);
+        return err_set(e, ST_INVALID, "init: a table needs a row length and a number of values, not %lld and %lld",
+                       (long long)a->row, (long long)a->n_values);
     return ST_OK;
 }
 

@@ -59,7 +59,7 @@ extern "C" int layernorm_fwd_cuda(struct lane *l, const struct layernorm_fwd_arg
     return ST_OK;
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 struct layer_bwd {
     struct tensor dy, x, dres, dx; /* dres may be absent */

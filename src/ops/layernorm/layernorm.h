@@ -13,27 +13,27 @@
 
 enum { LAYERNORM_BLOCK = 64 };
 
-#define LAYERNORM_FWD_FIELDS(T, N, S, op) \
-    T(op, x, IN, REAL, "rows d")      \
-    T(op, w, OPT, WIDE, "d")          \
-    T(op, b, OPT, WIDE, "d")          \
-    T(op, y, OUT, REAL, "rows d")     \
-    T(op, mean, SAVED, WIDE, "rows")  \
-    T(op, rstd, SAVED, WIDE, "rows")  \
-    N(op, double, eps, 1e-5)          \
+#define LAYERNORM_FWD_FIELDS(T, N, S, op)                                                                              \
+    T(op, x, IN, REAL, "rows d")                                                                                       \
+    T(op, w, OPT, WIDE, "d")                                                                                           \
+    T(op, b, OPT, WIDE, "d")                                                                                           \
+    T(op, y, OUT, REAL, "rows d")                                                                                      \
+    T(op, mean, SAVED, WIDE, "rows")                                                                                   \
+    T(op, rstd, SAVED, WIDE, "rows")                                                                                   \
+    N(op, double, eps, 1e-5)                                                                                           \
     N(op, bool, zero_centered, 0)
 OP_ARGS(layernorm_fwd, LAYERNORM_FWD_FIELDS);
-#define LAYERNORM_BWD_FIELDS(T, N, S, op) \
-    T(op, dy, IN, REAL, "rows d")     \
-    T(op, x, IN, REAL, "rows d")      \
-    T(op, w, OPT, WIDE, "d")          \
-    T(op, mean, IN, WIDE, "rows")     \
-    T(op, rstd, IN, WIDE, "rows")     \
-    T(op, dres, OPT, REAL, "rows d")  \
-    T(op, dx, OUT, REAL, "rows d")    \
-    T(op, dw, OPT_SUM, WIDE, "d @w")  \
-    T(op, db, OPT_SUM, WIDE, "d")     \
-    T(op, work, WORK, U8, "")         \
+#define LAYERNORM_BWD_FIELDS(T, N, S, op)                                                                              \
+    T(op, dy, IN, REAL, "rows d")                                                                                      \
+    T(op, x, IN, REAL, "rows d")                                                                                       \
+    T(op, w, OPT, WIDE, "d")                                                                                           \
+    T(op, mean, IN, WIDE, "rows")                                                                                      \
+    T(op, rstd, IN, WIDE, "rows")                                                                                      \
+    T(op, dres, OPT, REAL, "rows d")                                                                                   \
+    T(op, dx, OUT, REAL, "rows d")                                                                                     \
+    T(op, dw, OPT_SUM, WIDE, "d @w")                                                                                   \
+    T(op, db, OPT_SUM, WIDE, "d")                                                                                      \
+    T(op, work, WORK, U8, "")                                                                                          \
     N(op, bool, zero_centered, 0)
 OP_ARGS(layernorm_bwd, LAYERNORM_BWD_FIELDS);
 

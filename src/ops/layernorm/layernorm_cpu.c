@@ -63,7 +63,7 @@ int CPU_NAME(layernorm_fwd_cpu)(struct lane *l, const struct layernorm_fwd_args 
     return ST_OK;
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 int64_t CPU_NAME(layernorm_bwd_work_cpu)(const struct layernorm_bwd_args *a)
 {

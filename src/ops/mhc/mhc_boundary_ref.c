@@ -6,7 +6,10 @@
 #include "ops/rmsnorm/rmsnorm.h"
 
 /* Sections of a coefficient row. */
-static struct tensor pre_of(const struct mhc_rule *r, const struct tensor *coef) { return tensor_cols(coef, 0, r->streams); }
+static struct tensor pre_of(const struct mhc_rule *r, const struct tensor *coef)
+{
+    return tensor_cols(coef, 0, r->streams);
+}
 static struct tensor post_of(const struct mhc_rule *r, const struct tensor *coef)
 {
     return tensor_cols(coef, r->streams, r->streams);
@@ -30,7 +33,7 @@ static struct tensor rstd_of(const struct mhc_rule *r, const struct tensor *stat
     return tensor_cols(stat, mhc_logits(r->streams) + 1, 1);
 }
 
-/* ---- forward ------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /* The aggregate, and the norm's rstd as a vector of its own. */
 int64_t mhc_boundary_fwd_work_ref(const struct mhc_boundary_fwd_args *a)
@@ -40,10 +43,18 @@ int64_t mhc_boundary_fwd_work_ref(const struct mhc_boundary_fwd_args *a)
 
 static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *a, const struct tensor *stream)
 {
-    struct mhc_project_fwd_args project = {.x = *stream, .w = a->w, .p = p_of(&a->rule, &a->stat), .rho = rho_of(&a->rule, &a->stat)};
-    struct mhc_gates_fwd_args gates = {.p = project.p, .rho = project.rho, .a_pre = a->a_pre, .a_post = a->a_post, .a_res = a->a_res,
-                                       .beta = a->beta, .pre = pre_of(&a->rule, &a->coef), .post = post_of(&a->rule, &a->coef),
-                                       .logits = res_of(&a->rule, &a->coef), .rule = a->rule};
+    struct mhc_project_fwd_args project = {
+        .x = *stream, .w = a->w, .p = p_of(&a->rule, &a->stat), .rho = rho_of(&a->rule, &a->stat)};
+    struct mhc_gates_fwd_args gates = {.p = project.p,
+                                       .rho = project.rho,
+                                       .a_pre = a->a_pre,
+                                       .a_post = a->a_post,
+                                       .a_res = a->a_res,
+                                       .beta = a->beta,
+                                       .pre = pre_of(&a->rule, &a->coef),
+                                       .post = post_of(&a->rule, &a->coef),
+                                       .logits = res_of(&a->rule, &a->coef),
+                                       .rule = a->rule};
     struct mhc_sinkhorn_fwd_args sinkhorn = {.logits = gates.logits, .res = gates.logits, .rule = a->rule};
     TRY(mhc_project_fwd_ref(l, &project));
     TRY(mhc_gates_fwd_ref(l, &gates));
@@ -63,8 +74,14 @@ int mhc_boundary_fwd_ref(struct lane *l, const struct mhc_boundary_fwd_args *a)
         TRY(mhc_expand_fwd_ref(l, &expand));
     }
     if (present(&a->f)) {
-        struct mhc_combine_fwd_args combine = {.x = a->x, .f = a->f, .bias = a->bias, .post = post_of(&a->rule, &a->coef_in),
-                                               .res = res_of(&a->rule, &a->coef_in), .y = a->y, .rule = a->rule, .drop = a->drop};
+        struct mhc_combine_fwd_args combine = {.x = a->x,
+                                               .f = a->f,
+                                               .bias = a->bias,
+                                               .post = post_of(&a->rule, &a->coef_in),
+                                               .res = res_of(&a->rule, &a->coef_in),
+                                               .y = a->y,
+                                               .rule = a->rule,
+                                               .drop = a->drop};
         TRY(mhc_combine_fwd_ref(l, &combine));
     }
     if (!present(&a->h))
@@ -72,9 +89,14 @@ int mhc_boundary_fwd_ref(struct lane *l, const struct mhc_boundary_fwd_args *a)
     if (!a->reuse)
         TRY(make_coefficients(l, a, &stream));
     double *work = a->work.data;
-    struct mhc_aggregate_fwd_args aggregate = {.x = stream, .pre = pre_of(&a->rule, &a->coef), .a = tensor_2d(work, DT_F64, rows, d)};
-    struct rmsnorm_fwd_args norm = {.x = aggregate.a, .w = a->gain, .y = a->h, .rstd = tensor_1d(work + rows * d, DT_F64, rows),
-                                    .eps = a->eps, .zero_centered = a->zero_centered};
+    struct mhc_aggregate_fwd_args aggregate = {
+        .x = stream, .pre = pre_of(&a->rule, &a->coef), .a = tensor_2d(work, DT_F64, rows, d)};
+    struct rmsnorm_fwd_args norm = {.x = aggregate.a,
+                                    .w = a->gain,
+                                    .y = a->h,
+                                    .rstd = tensor_1d(work + rows * d, DT_F64, rows),
+                                    .eps = a->eps,
+                                    .zero_centered = a->zero_centered};
     TRY(mhc_aggregate_fwd_ref(l, &aggregate));
     TRY(rmsnorm_fwd_ref(l, &norm));
     struct tensor rstd = rstd_of(&a->rule, &a->stat);
@@ -83,10 +105,13 @@ int mhc_boundary_fwd_ref(struct lane *l, const struct mhc_boundary_fwd_args *a)
     return ST_OK;
 }
 
-/* ---- backward ------------------------------------------------------------------------------------ */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* Sums over all streams. */
-static int64_t width_of(const struct mhc_boundary_bwd_args *a) { return mhc_is_first_bwd(a) ? a->rule.streams * a->dx.dim[1] : a->dx.dim[1]; }
+static int64_t width_of(const struct mhc_boundary_bwd_args *a)
+{
+    return mhc_is_first_bwd(a) ? a->rule.streams * a->dx.dim[1] : a->dx.dim[1];
+}
 
 /* Scratch: the aggregate, its gradient, rstd, the whole gradient of the stream, and per row: logits of res,
  * dpre, dp, drho, and the gates recomputed. */
@@ -108,7 +133,8 @@ static struct scratch divide_work(const struct mhc_boundary_bwd_args *a)
     struct {
         struct tensor *t;
         int64_t cols;
-    } parts[] = {{&s.a, d}, {&s.da, d}, {&s.g, k}, {&s.logits, n * n}, {&s.dpre, n}, {&s.dp, mhc_logits(n)}, {&s.drho, 1}, {&s.gates, 2 * n}};
+    } parts[] = {{&s.a, d},    {&s.da, d},       {&s.g, k}, {&s.logits, n * n}, {&s.dpre, n}, {&s.dp, mhc_logits(n)},
+                 {&s.drho, 1}, {&s.gates, 2 * n}};
     for (int i = 0; i < countof(parts); i++) {
         *parts[i].t = tensor_2d(at, DT_F64, rows, parts[i].cols);
         at += rows * parts[i].cols;
@@ -128,9 +154,16 @@ static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *a, c
             f64_row(&s->g, r)[c] = present(&a->dy) ? f64_row(&a->dy, r)[c] : 0;
     }
     struct mhc_aggregate_fwd_args again = {.x = a->y, .pre = pre, .a = s->a};
-    struct rmsnorm_bwd_args norm = {.dy = a->dh, .x = s->a, .w = a->gain, .rstd = s->rstd, .dx = s->da, .dw = a->dgain,
-                                    .zero_centered = a->zero_centered, .acc_dw = a->acc_dgain};
-    struct mhc_aggregate_bwd_args aggregate = {.da = s->da, .x = a->y, .pre = pre, .dx = s->g, .dpre = s->dpre, .acc_dx = true};
+    struct rmsnorm_bwd_args norm = {.dy = a->dh,
+                                    .x = s->a,
+                                    .w = a->gain,
+                                    .rstd = s->rstd,
+                                    .dx = s->da,
+                                    .dw = a->dgain,
+                                    .zero_centered = a->zero_centered,
+                                    .acc_dw = a->acc_dgain};
+    struct mhc_aggregate_bwd_args aggregate = {
+        .da = s->da, .x = a->y, .pre = pre, .dx = s->g, .dpre = s->dpre, .acc_dx = true};
     TRY(mhc_aggregate_fwd_ref(l, &again));
     TRY(rmsnorm_bwd_ref(l, &norm));
     TRY(mhc_aggregate_bwd_ref(l, &aggregate));
@@ -144,21 +177,38 @@ static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *a, c
 static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_args *a, const struct scratch *s)
 {
     int64_t n = a->rule.streams;
-    struct mhc_gates_fwd_args again = {.p = p_of(&a->rule, &a->stat), .rho = rho_of(&a->rule, &a->stat), .a_pre = a->a_pre,
-                                       .a_post = a->a_post, .a_res = a->a_res, .beta = a->beta, .pre = tensor_cols(&s->gates, 0, n),
-                                       .post = tensor_cols(&s->gates, n, n), .logits = s->logits, .rule = a->rule};
+    struct mhc_gates_fwd_args again = {.p = p_of(&a->rule, &a->stat),
+                                       .rho = rho_of(&a->rule, &a->stat),
+                                       .a_pre = a->a_pre,
+                                       .a_post = a->a_post,
+                                       .a_res = a->a_res,
+                                       .beta = a->beta,
+                                       .pre = tensor_cols(&s->gates, 0, n),
+                                       .post = tensor_cols(&s->gates, n, n),
+                                       .logits = s->logits,
+                                       .rule = a->rule};
     TRY(mhc_gates_fwd_ref(l, &again));
-    struct mhc_gates_bwd_args gates = {.dpre = s->dpre, .p = again.p, .rho = again.rho, .a_pre = a->a_pre, .a_post = a->a_post,
-                                       .a_res = a->a_res, .beta = a->beta, .dp = s->dp, .drho = s->drho, .dz = a->dz, .rule = a->rule};
+    struct mhc_gates_bwd_args gates = {.dpre = s->dpre,
+                                       .p = again.p,
+                                       .rho = again.rho,
+                                       .a_pre = a->a_pre,
+                                       .a_post = a->a_post,
+                                       .a_res = a->a_res,
+                                       .beta = a->beta,
+                                       .dp = s->dp,
+                                       .drho = s->drho,
+                                       .dz = a->dz,
+                                       .rule = a->rule};
     if (present(&a->dcoef)) {
-        struct mhc_sinkhorn_bwd_args sinkhorn = {.dres = res_of(&a->rule, &a->dcoef), .logits = s->logits, .dlogits = s->logits,
-                                                 .rule = a->rule};
+        struct mhc_sinkhorn_bwd_args sinkhorn = {
+            .dres = res_of(&a->rule, &a->dcoef), .logits = s->logits, .dlogits = s->logits, .rule = a->rule};
         TRY(mhc_sinkhorn_bwd_ref(l, &sinkhorn));
         gates.dpost = post_of(&a->rule, &a->dcoef);
         gates.dlogits = s->logits;
     }
     TRY(mhc_gates_bwd_ref(l, &gates));
-    struct mhc_project_bwd_args project = {.dp = s->dp, .drho = s->drho, .x = a->y, .w = a->w, .rho = again.rho, .dx = s->g, .acc_dx = true};
+    struct mhc_project_bwd_args project = {
+        .dp = s->dp, .drho = s->drho, .x = a->y, .w = a->w, .rho = again.rho, .dx = s->g, .acc_dx = true};
     return mhc_project_bwd_ref(l, &project);
 }
 
@@ -188,10 +238,21 @@ int mhc_boundary_bwd_ref(struct lane *l, const struct mhc_boundary_bwd_args *a)
                 f64_row(&a->dx, r)[c] = f64_row(&s.g, r)[c];
         return ST_OK;
     }
-    struct mhc_combine_bwd_args combine = {
-        .dy = s.g, .x = a->x, .f = a->f, .bias = a->bias, .post = post_of(&a->rule, &a->coef_in), .res = res_of(&a->rule, &a->coef_in),
-        .dx = a->dx, .df = a->df, .dpre = pre_of(&a->rule, &a->dcoef_in), .dpost = post_of(&a->rule, &a->dcoef_in), .dres = res_of(&a->rule, &a->dcoef_in), .dbias = a->dbias,
-        .rule = a->rule, .drop = a->drop, .acc_dbias = a->acc_dbias};
+    struct mhc_combine_bwd_args combine = {.dy = s.g,
+                                           .x = a->x,
+                                           .f = a->f,
+                                           .bias = a->bias,
+                                           .post = post_of(&a->rule, &a->coef_in),
+                                           .res = res_of(&a->rule, &a->coef_in),
+                                           .dx = a->dx,
+                                           .df = a->df,
+                                           .dpre = pre_of(&a->rule, &a->dcoef_in),
+                                           .dpost = post_of(&a->rule, &a->dcoef_in),
+                                           .dres = res_of(&a->rule, &a->dcoef_in),
+                                           .dbias = a->dbias,
+                                           .rule = a->rule,
+                                           .drop = a->drop,
+                                           .acc_dbias = a->acc_dbias};
     return mhc_combine_bwd_ref(l, &combine);
 }
 
@@ -200,7 +261,8 @@ int mhc_boundary_dw_ref(struct lane *l, const struct mhc_boundary_dw_args *a)
     TRY(mhc_boundary_dw_check(a, l->err));
     int64_t n = a->rule.streams, logits = mhc_logits(n), k = a->y.dim[1];
     double *dbeta = a->dbeta.data;
-    const struct tensor *const alpha[3] = {&a->a_pre, &a->a_post, &a->a_res}, *const dalpha[3] = {&a->da_pre, &a->da_post, &a->da_res};
+    const struct tensor *const alpha[3] = {&a->a_pre, &a->a_post, &a->a_res}, *const dalpha[3] = {
+                                                                                  &a->da_pre, &a->da_post, &a->da_res};
     for (int64_t i = 0; !a->acc_dw && i < logits; i++)
         for (int64_t c = 0; c < k; c++)
             f64_row(&a->dw, i)[c] = 0;

@@ -8,16 +8,16 @@
 #include "ops/opshape.h"
 
 /* Rows of attributes and fields of the structs that the ops share. */
-#define MHC_RULE(op)                                          \
-    OP_ATTR_IN(op, int64_t, "streams", rule.streams, 4)       \
-    OP_ATTR_IN(op, int, "profile", rule.profile, MHC_D)       \
+#define MHC_RULE(op)                                                                                                   \
+    OP_ATTR_IN(op, int64_t, "streams", rule.streams, 4)                                                                \
+    OP_ATTR_IN(op, int, "profile", rule.profile, MHC_D)                                                                \
     OP_ATTR_IN(op, int64_t, "iterations", rule.iterations, 20)
-#define MHC_KERNELS(op)                                       \
-    OP_ATTR_IN(op, bool, "round_bf16", rule.round_bf16, 0)    \
+#define MHC_KERNELS(op)                                                                                                \
+    OP_ATTR_IN(op, bool, "round_bf16", rule.round_bf16, 0)                                                             \
     OP_ATTR_IN(op, int, "kernels", rule.kernels, MHC_KERNELS_AUTO)
-#define MHC_DROP(op)                                          \
-    OP_ATTR_IN(op, double, "p", drop.p, 0)                    \
-    OP_ATTR_IN(op, uint64_t, "key", drop.key, 77)             \
+#define MHC_DROP(op)                                                                                                   \
+    OP_ATTR_IN(op, double, "p", drop.p, 0)                                                                             \
+    OP_ATTR_IN(op, uint64_t, "key", drop.key, 77)                                                                      \
     OP_ATTR_IN(op, int64_t, "seq", drop.seq, 4)
 #define MHC_INFO(op) OP_FIELD_IN(op, "info", drop.info, OPT, I64, "4")
 #define MHC_RULE_DROP(op) MHC_RULE(op) MHC_DROP(op)
@@ -25,22 +25,21 @@
 #define MHC_NONE(op)
 #define MHC_STREAMS(op) OP_ATTR_EXTRA("streams", 4)
 
-/* Fields, attributes and calls of an op, and its cost by flops for each element of the largest tensor; FIELDS and ATTRS are macros of
- * further rows. MHC_RULED: of one with a rule. */
-#define MHC_TABLES(op, LIST, FIELDS, ATTRS, flops)                                                   \
-    OP_FIELDS(op, LIST, FIELDS(op));                                                                 \
-    OP_ATTRS(op, LIST, ATTRS(op));                                                                   \
-    OP_CALLS(op);                                                                                    \
+/* Fields, attributes and calls of an op, and its cost by flops for each element of the largest tensor; FIELDS and ATTRS
+ * are macros of further rows. MHC_RULED: of one with a rule. */
+#define MHC_TABLES(op, LIST, FIELDS, ATTRS, flops)                                                                     \
+    OP_FIELDS(op, LIST, FIELDS(op));                                                                                   \
+    OP_ATTRS(op, LIST, ATTRS(op));                                                                                     \
+    OP_CALLS(op);                                                                                                      \
     static void op##_cost(const struct op_call *c, struct op_cost *out) { mhc_cost(c, flops, out); }
-#define MHC_RULED(op, LIST, FIELDS, ATTRS, flops)                                                    \
-    MHC_TABLES(op, LIST, FIELDS, ATTRS, flops)                                                       \
-    static bool op##_number(const void *a, const char *name, int64_t *out)                           \
-    {                                                                                                \
-        return mhc_number(&((const struct op##_args *)a)->rule, name, out);                          \
+#define MHC_RULED(op, LIST, FIELDS, ATTRS, flops)                                                                      \
+    MHC_TABLES(op, LIST, FIELDS, ATTRS, flops)                                                                         \
+    static bool op##_number(const void *a, const char *name, int64_t *out)                                             \
+    {                                                                                                                  \
+        return mhc_number(&((const struct op##_args *)a)->rule, name, out);                                            \
     }
 /* In a descriptor: what all of them have, after OP_IS. */
-#define MHC_ALL(op, text) \
-    .summary = text, .cost = op##_cost, .sample_fill = mhc_sample_fill, OP_LIST(dims, mhc_dims)
+#define MHC_ALL(op, text) .summary = text, .cost = op##_cost, .sample_fill = mhc_sample_fill, OP_LIST(dims, mhc_dims)
 
 extern const struct op_dim mhc_dims[2];
 /* "logits" in shape texts. */

@@ -35,7 +35,8 @@ static inline void mhc_health_lines(int64_t n, const double *mix, const double *
 /* Product of the d channels of two streams, of the type of y. */
 typedef double mhc_health_dot(const void *p, const void *q, int64_t d);
 
-static inline void mhc_health_cosines(const struct tensor *t, int64_t n, int64_t row, mhc_health_dot *dot, struct mhc_health_sums *s)
+static inline void mhc_health_cosines(const struct tensor *t, int64_t n, int64_t row, mhc_health_dot *dot,
+                                      struct mhc_health_sums *s)
 {
     int64_t d = t->dim[1] / n, step = d * (int64_t)dtype_bytes(t->dtype);
     const char *y = t->dtype == DT_F64 ? (const char *)f64_row(t, row) : (const char *)f32_row(t, row);
@@ -86,7 +87,8 @@ static inline void mhc_health_of(const struct mhc_health_args *a, int layer, mhc
     int64_t stride = rows > MHC_HEALTH_ROWS ? rows / MHC_HEALTH_ROWS : 1;
     struct mhc_health_sums sums = {0};
     for (int64_t s = 0; s < MHC_HEALTH_ROWS; s++) {
-        double res[MHC_MAX_STREAMS * MHC_MAX_STREAMS], mix[MHC_MAX_STREAMS * MHC_MAX_STREAMS], product[MHC_MAX_STREAMS * MHC_MAX_STREAMS];
+        double res[MHC_MAX_STREAMS * MHC_MAX_STREAMS], mix[MHC_MAX_STREAMS * MHC_MAX_STREAMS],
+            product[MHC_MAX_STREAMS * MHC_MAX_STREAMS];
         int64_t row = s * stride;
         if (row < rows)
             mhc_health_load(coef, row, 2 * n, n * n, res);

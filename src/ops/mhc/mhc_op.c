@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- checks ------------------------------------------------------------------------------------------------ */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 int mhc_rule_check(const char *op, const struct mhc_rule *r, struct err *e)
 {
@@ -43,11 +43,11 @@ int mhc_drop_check(const char *op, const struct dropout_rule *r, const struct te
 OP_CHECK(mhc_project_fwd)
 OP_CHECK(mhc_project_bwd)
 
-#define RULE_CHECK(op)                                        \
-    int op##_check(const struct op##_args *a, struct err *e)  \
-    {                                                         \
-        TRY(mhc_rule_check(#op, &a->rule, e));                \
-        return op_check_fields(&op##_desc, a, e);             \
+#define RULE_CHECK(op)                                                                                                 \
+    int op##_check(const struct op##_args *a, struct err *e)                                                           \
+    {                                                                                                                  \
+        TRY(mhc_rule_check(#op, &a->rule, e));                                                                         \
+        return op_check_fields(&op##_desc, a, e);                                                                      \
     }
 RULE_CHECK(mhc_gates_fwd)
 RULE_CHECK(mhc_sinkhorn_fwd)
@@ -82,13 +82,13 @@ int mhc_aggregate_bwd_check(const struct mhc_aggregate_bwd_args *a, struct err *
     return op_check_fields(&mhc_aggregate_bwd_desc, a, e);
 }
 
-#define COMBINE_CHECK(op)                                                 \
-    int op##_check(const struct op##_args *a, struct err *e)              \
-    {                                                                     \
-        TRY(mhc_rule_check(#op, &a->rule, e));                            \
-        TRY(mhc_width_check(#op, a->x.dim[1], a->rule.streams, e));       \
-        TRY(op_check_fields(&op##_desc, a, e));                           \
-        return mhc_drop_check(#op, &a->drop, &a->x, e);                   \
+#define COMBINE_CHECK(op)                                                                                              \
+    int op##_check(const struct op##_args *a, struct err *e)                                                           \
+    {                                                                                                                  \
+        TRY(mhc_rule_check(#op, &a->rule, e));                                                                         \
+        TRY(mhc_width_check(#op, a->x.dim[1], a->rule.streams, e));                                                    \
+        TRY(op_check_fields(&op##_desc, a, e));                                                                        \
+        return mhc_drop_check(#op, &a->drop, &a->x, e);                                                                \
     }
 COMBINE_CHECK(mhc_combine_fwd)
 COMBINE_CHECK(mhc_combine_bwd)
@@ -126,7 +126,7 @@ int mhc_contract_bwd_check(const struct mhc_contract_bwd_args *a, struct err *e)
     return fan_check(op, &a->dy, &a->dx, e);
 }
 
-/* ---- what descriptors share ---------------------------------------------------------------------------------- */
+/* ---- what descriptors share ------------------------------------------------------------------ */
 
 const struct op_dim mhc_dims[2] = {{"rows", 5}, {"d", 9}};
 
@@ -155,7 +155,8 @@ static const double sample_info[] = {3, 4294967296.0 + 11, 0, 0};
 /* The stream that x, f and coef_in give: the backward pass may recompute it instead of reading it. */
 static void fill_stream(const struct op_call *c, struct tensor *y)
 {
-    struct dropout_rule drop = {.p = op_attr(c, "p"), .key = (uint64_t)op_attr(c, "key"), .seq = (int64_t)op_attr(c, "seq")};
+    struct dropout_rule drop = {
+        .p = op_attr(c, "p"), .key = (uint64_t)op_attr(c, "key"), .seq = (int64_t)op_attr(c, "seq")};
     bool profile_d = op_attr(c, "profile") == MHC_D;
     int64_t n = (int64_t)mhc_streams(c), k = y->dim[1], d = k / n, logits = mhc_logits(n);
     double coef[MHC_MAX_STREAMS * (MHC_MAX_STREAMS + 2)], in[MHC_MAX_STREAMS];
@@ -168,7 +169,8 @@ static void fill_stream(const struct op_call *c, struct tensor *y)
             for (int64_t j = 0; j < n; j++)
                 in[j] = tensor_get(&T(x), row * k + j * d + at);
             for (int64_t i = 0; i < n; i++) {
-                bool kept = !(drop.p > 0) || dropout_keep(drop.key, dropout_threshold(drop.p), step, sample, row % drop.seq, i * d + at);
+                bool kept = !(drop.p > 0) ||
+                            dropout_keep(drop.key, dropout_threshold(drop.p), step, sample, row % drop.seq, i * d + at);
                 double sum = kept ? coef[n + i] * add / (1 - drop.p) : 0;
                 for (int64_t j = 0; j < n; j++)
                     sum += coef[2 * n + (profile_d ? j * n + i : i * n + j)] * in[j];
@@ -198,9 +200,11 @@ bool mhc_sample_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
         fill_stream(c, host);
         return true;
     }
-    if (strcmp(name, "coef") == 0 && is_input(&c->desc->args[arg]) && T(base).data != NULL) { /* the last boundary's gates follow from stat */
+    /* the last boundary's gates follow from stat */
+    if (strcmp(name, "coef") == 0 && is_input(&c->desc->args[arg]) && T(base).data != NULL) {
         for (int64_t i = 0, n = T(base).dim[0]; i < tensor_elems(host); i++)
-            tensor_set(host, i, (double)(float)leave_gate(&T(stat), &T(base), &T(scale), op_attr(c, "eps"), i / n, i % n));
+            tensor_set(host, i,
+                       (double)(float)leave_gate(&T(stat), &T(base), &T(scale), op_attr(c, "eps"), i / n, i % n));
         return true;
     }
     if (!stat && strcmp(name, "rho") != 0 && strcmp(name, "rstd") != 0)
@@ -226,7 +230,7 @@ void mhc_cost(const struct op_call *c, double flops_per_element, struct op_cost 
     out->flops = largest * flops_per_element;
 }
 
-/* ---- descriptors ------------------------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 /* Dims of a projection from those of the streams. */
 static const struct op_dim project_dims[] = {{"rows", 5}, {"d", 9}, {"m", 0}, {"k", 0}};
@@ -237,18 +241,18 @@ static void project_sizes(struct op_call *c)
     op_call_set(c, "k", n * op_dim(c, "d"));
 }
 
-MHC_TABLES(mhc_project_fwd, MHC_PROJECT_FWD_FIELDS, MHC_NONE, MHC_STREAMS, 2 * mhc_streams(c) * (mhc_streams(c) + 2) + 2)
-MHC_TABLES(mhc_project_bwd, MHC_PROJECT_BWD_FIELDS, MHC_NONE, MHC_STREAMS, 4 * mhc_streams(c) * (mhc_streams(c) + 2) + 2)
+MHC_TABLES(mhc_project_fwd, MHC_PROJECT_FWD_FIELDS, MHC_NONE, MHC_STREAMS,
+           2 * mhc_streams(c) * (mhc_streams(c) + 2) + 2)
+MHC_TABLES(mhc_project_bwd, MHC_PROJECT_BWD_FIELDS, MHC_NONE, MHC_STREAMS,
+           4 * mhc_streams(c) * (mhc_streams(c) + 2) + 2)
 MHC_RULED(mhc_gates_fwd, MHC_GATES_FWD_FIELDS, MHC_NONE, MHC_RULE, 8)
 MHC_RULED(mhc_gates_bwd, MHC_GATES_BWD_FIELDS, MHC_NONE, MHC_RULE, 12)
 MHC_RULED(mhc_sinkhorn_fwd, MHC_SINKHORN_FWD_FIELDS, MHC_NONE, MHC_RULE, 4 * op_attr(c, "iterations"))
 MHC_RULED(mhc_sinkhorn_bwd, MHC_SINKHORN_BWD_FIELDS, MHC_NONE, MHC_RULE, 14 * op_attr(c, "iterations"))
 MHC_TABLES(mhc_aggregate_fwd, MHC_AGGREGATE_FWD_FIELDS, MHC_NONE, MHC_STREAMS, 2)
 MHC_TABLES(mhc_aggregate_bwd, MHC_AGGREGATE_BWD_FIELDS, MHC_NONE, MHC_STREAMS, 4)
-MHC_RULED(mhc_combine_fwd, MHC_COMBINE_FWD_FIELDS, MHC_INFO, MHC_RULE_DROP,
-          2 * mhc_streams(c) + 2)
-MHC_RULED(mhc_combine_bwd, MHC_COMBINE_BWD_FIELDS, MHC_INFO, MHC_RULE_DROP,
-          4 * mhc_streams(c) + 4)
+MHC_RULED(mhc_combine_fwd, MHC_COMBINE_FWD_FIELDS, MHC_INFO, MHC_RULE_DROP, 2 * mhc_streams(c) + 2)
+MHC_RULED(mhc_combine_bwd, MHC_COMBINE_BWD_FIELDS, MHC_INFO, MHC_RULE_DROP, 4 * mhc_streams(c) + 4)
 MHC_TABLES(mhc_expand_fwd, MHC_EXPAND_FWD_FIELDS, MHC_NONE, MHC_STREAMS, 0)
 MHC_TABLES(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS, MHC_NONE, MHC_STREAMS, 1)
 MHC_TABLES(mhc_contract_fwd, MHC_CONTRACT_FWD_FIELDS, MHC_NONE, MHC_STREAMS, 2 * mhc_streams(c) + 4)
@@ -309,7 +313,10 @@ static const struct op_sample gates_bwd_samples[] = {
     {"rows=5 no_dpre=1 no_dz=1 no_da_pre=1 no_da_post=1 no_da_res=1 no_dbeta=1"},
     {"rows=5 streams=8 no_dpre=1 no_dlogits=1 strided=1"},
 };
-static const struct op_sample aggregate_bwd_samples[] = {{"rows=5 d=9 acc_dx=1"}, {"rows=3 d=2056 acc_dx=1"}, {"rows=66 d=64 streams=3"}, {"rows=7 d=7 streams=8 strided=1 acc_dx=1"}};
+static const struct op_sample aggregate_bwd_samples[] = {{"rows=5 d=9 acc_dx=1"},
+                                                         {"rows=3 d=2056 acc_dx=1"},
+                                                         {"rows=66 d=64 streams=3"},
+                                                         {"rows=7 d=7 streams=8 strided=1 acc_dx=1"}};
 static const struct op_sample combine_bwd_samples[] = {
     {"rows=5 d=9 acc_dbias=1"},
     {"rows=0 d=9"},
@@ -319,30 +326,68 @@ static const struct op_sample combine_bwd_samples[] = {
     {"rows=2100 d=8 acc_dbias=1"},
     {"rows=9 d=2056 p=0.1 profile=1"},
 };
-static const struct op_sample sinkhorn_bwd_samples[] = {{"rows=5"}, {"rows=70 iterations=33"}, {"rows=70 profile=1 iterations=32"}, {"rows=33 streams=3 profile=1"}, {"rows=17 streams=8 iterations=2 strided=1"}};
-static const struct op_sample expand_bwd_samples[] = {{"rows=5 d=9"}, {"rows=66 d=64 streams=3 strided=1"}, {"rows=0 d=3"}};
+static const struct op_sample sinkhorn_bwd_samples[] = {{"rows=5"},
+                                                        {"rows=70 iterations=33"},
+                                                        {"rows=70 profile=1 iterations=32"},
+                                                        {"rows=33 streams=3 profile=1"},
+                                                        {"rows=17 streams=8 iterations=2 strided=1"}};
+static const struct op_sample expand_bwd_samples[] = {
+    {"rows=5 d=9"}, {"rows=66 d=64 streams=3 strided=1"}, {"rows=0 d=3"}};
 static const struct op_sample bench[] = {{"rows=4096 d=320"}, {"rows=2048 d=2048"}, {"rows=16384 d=2048 gpu=1"}};
 
-#define PRIMITIVE(op, text, back, tol, list)                                                                   \
-    OP_IS(op), MHC_ALL(op, text), .infer = mhc_infer, .backward = back, .tolerance = tol, .samples = list,     \
-    .n_samples = countof(list), OP_LIST(bench, bench)
+#define PRIMITIVE(op, text, back, tol, list)                                                                           \
+    OP_IS(op), MHC_ALL(op, text), .infer = mhc_infer, .backward = back, .tolerance = tol, .samples = list,             \
+                                  .n_samples = countof(list), OP_LIST(bench, bench)
 const struct op_desc mhc_project_fwd_desc = {
-    OP_IS(mhc_project_fwd), .summary = "mHC logits and root mean square of the streams", .cost = mhc_project_fwd_cost, .sample_fill = mhc_sample_fill, .sample_dims = project_sizes,
-    .infer = mhc_infer, .backward = "mhc_project_bwd", .tolerance = 5e-6, OP_LIST(dims, project_dims), OP_LIST(samples, samples), OP_LIST(bench, bench)};
-const struct op_desc mhc_project_bwd_desc = {
-    OP_IS(mhc_project_bwd), .summary = "gradient of mhc_project_fwd", .cost = mhc_project_bwd_cost, .sample_fill = mhc_sample_fill, .sample_dims = project_sizes,
-    .infer = mhc_infer, .tolerance = 1e-5, OP_LIST(dims, project_dims), OP_LIST(samples, project_bwd_samples), OP_LIST(bench, bench)};
-const struct op_desc mhc_gates_fwd_desc = {PRIMITIVE(mhc_gates_fwd, "mHC gates and mixing logits", "mhc_gates_bwd", 5e-6, samples), .number = mhc_gates_fwd_number};
-const struct op_desc mhc_gates_bwd_desc = {PRIMITIVE(mhc_gates_bwd, "gradient of mhc_gates_fwd", NULL, 1e-5, gates_bwd_samples), .number = mhc_gates_bwd_number};
-const struct op_desc mhc_sinkhorn_fwd_desc = {PRIMITIVE(mhc_sinkhorn_fwd, "doubly stochastic matrix of mixing logits", "mhc_sinkhorn_bwd", 5e-6, samples), .number = mhc_sinkhorn_fwd_number};
-const struct op_desc mhc_sinkhorn_bwd_desc = {PRIMITIVE(mhc_sinkhorn_bwd, "gradient of mhc_sinkhorn_fwd", NULL, 2e-5, sinkhorn_bwd_samples), .number = mhc_sinkhorn_bwd_number};
-const struct op_desc mhc_aggregate_fwd_desc = {PRIMITIVE(mhc_aggregate_fwd, "weighted sum of the streams", "mhc_aggregate_bwd", 2e-6, samples)};
-const struct op_desc mhc_aggregate_bwd_desc = {PRIMITIVE(mhc_aggregate_bwd, "gradient of mhc_aggregate_fwd", NULL, 5e-6, aggregate_bwd_samples)};
-const struct op_desc mhc_combine_fwd_desc = {PRIMITIVE(mhc_combine_fwd, "mix the streams and add a sublayer's output to each", "mhc_combine_bwd", 2e-6, samples), .number = mhc_combine_fwd_number};
-const struct op_desc mhc_combine_bwd_desc = {PRIMITIVE(mhc_combine_bwd, "gradient of mhc_combine_fwd", NULL, 5e-6, combine_bwd_samples), .number = mhc_combine_bwd_number};
-const struct op_desc mhc_expand_fwd_desc = {PRIMITIVE(mhc_expand_fwd, "copy one stream to n", "mhc_expand_bwd", 1e-7, samples)};
-const struct op_desc mhc_expand_bwd_desc = {PRIMITIVE(mhc_expand_bwd, "gradient of mhc_expand_fwd", NULL, 1e-6, expand_bwd_samples)};
-const struct op_desc mhc_contract_fwd_desc = {
-    OP_IS(mhc_contract_fwd), MHC_ALL(mhc_contract_fwd, "n streams to one: mean, or by learned gates"), .infer = mhc_infer, .backward = "mhc_contract_bwd", .tolerance = 5e-6,
-    .samples = contract_samples, .n_samples = countof(contract_samples) - 3, OP_LIST(bench, bench)};
-const struct op_desc mhc_contract_bwd_desc = {PRIMITIVE(mhc_contract_bwd, "gradient of mhc_contract_fwd", NULL, 1e-5, contract_samples)};
+    OP_IS(mhc_project_fwd),        .summary = "mHC logits and root mean square of the streams",
+    .cost = mhc_project_fwd_cost,  .sample_fill = mhc_sample_fill,
+    .sample_dims = project_sizes,  .infer = mhc_infer,
+    .backward = "mhc_project_bwd", .tolerance = 5e-6,
+    OP_LIST(dims, project_dims),   OP_LIST(samples, samples),
+    OP_LIST(bench, bench)};
+const struct op_desc mhc_project_bwd_desc = {OP_IS(mhc_project_bwd),
+                                             .summary = "gradient of mhc_project_fwd",
+                                             .cost = mhc_project_bwd_cost,
+                                             .sample_fill = mhc_sample_fill,
+                                             .sample_dims = project_sizes,
+                                             .infer = mhc_infer,
+                                             .tolerance = 1e-5,
+                                             OP_LIST(dims, project_dims),
+                                             OP_LIST(samples, project_bwd_samples),
+                                             OP_LIST(bench, bench)};
+const struct op_desc mhc_gates_fwd_desc = {
+    PRIMITIVE(mhc_gates_fwd, "mHC gates and mixing logits", "mhc_gates_bwd", 5e-6, samples),
+    .number = mhc_gates_fwd_number};
+const struct op_desc mhc_gates_bwd_desc = {
+    PRIMITIVE(mhc_gates_bwd, "gradient of mhc_gates_fwd", NULL, 1e-5, gates_bwd_samples),
+    .number = mhc_gates_bwd_number};
+const struct op_desc mhc_sinkhorn_fwd_desc = {
+    PRIMITIVE(mhc_sinkhorn_fwd, "doubly stochastic matrix of mixing logits", "mhc_sinkhorn_bwd", 5e-6, samples),
+    .number = mhc_sinkhorn_fwd_number};
+const struct op_desc mhc_sinkhorn_bwd_desc = {
+    PRIMITIVE(mhc_sinkhorn_bwd, "gradient of mhc_sinkhorn_fwd", NULL, 2e-5, sinkhorn_bwd_samples),
+    .number = mhc_sinkhorn_bwd_number};
+const struct op_desc mhc_aggregate_fwd_desc = {
+    PRIMITIVE(mhc_aggregate_fwd, "weighted sum of the streams", "mhc_aggregate_bwd", 2e-6, samples)};
+const struct op_desc mhc_aggregate_bwd_desc = {
+    PRIMITIVE(mhc_aggregate_bwd, "gradient of mhc_aggregate_fwd", NULL, 5e-6, aggregate_bwd_samples)};
+const struct op_desc mhc_combine_fwd_desc = {
+    PRIMITIVE(mhc_combine_fwd, "mix the streams and add a sublayer's output to each", "mhc_combine_bwd", 2e-6, samples),
+    .number = mhc_combine_fwd_number};
+const struct op_desc mhc_combine_bwd_desc = {
+    PRIMITIVE(mhc_combine_bwd, "gradient of mhc_combine_fwd", NULL, 5e-6, combine_bwd_samples),
+    .number = mhc_combine_bwd_number};
+const struct op_desc mhc_expand_fwd_desc = {
+    PRIMITIVE(mhc_expand_fwd, "copy one stream to n", "mhc_expand_bwd", 1e-7, samples)};
+const struct op_desc mhc_expand_bwd_desc = {
+    PRIMITIVE(mhc_expand_bwd, "gradient of mhc_expand_fwd", NULL, 1e-6, expand_bwd_samples)};
+const struct op_desc mhc_contract_fwd_desc = {OP_IS(mhc_contract_fwd),
+                                              MHC_ALL(mhc_contract_fwd, "n streams to one: mean, or by learned gates"),
+                                              .infer = mhc_infer,
+                                              .backward = "mhc_contract_bwd",
+                                              .tolerance = 5e-6,
+                                              .samples = contract_samples,
+                                              .n_samples = countof(contract_samples) - 3,
+                                              OP_LIST(bench, bench)};
+const struct op_desc mhc_contract_bwd_desc = {
+    PRIMITIVE(mhc_contract_bwd, "gradient of mhc_contract_fwd", NULL, 1e-5, contract_samples)};

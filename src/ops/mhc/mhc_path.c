@@ -1,7 +1,8 @@
 /* The choice between kernels of the mhc boundary; see mhc_path.h. */
 #include "ops/mhc/mhc_path.h"
 
-const struct mhc_device mhc_some_hopper = {.hopper = true, .multiprocessors = 1, .in_clusters = 1}, mhc_some_gpu = {.multiprocessors = 1};
+const struct mhc_device mhc_some_hopper = {.hopper = true, .multiprocessors = 1, .in_clusters = 1},
+                        mhc_some_gpu = {.multiprocessors = 1};
 
 /* Why the fused kernels do not take a shape; NULL: they do. */
 static const char *not_fused(const struct mhc_shape *s, const struct mhc_device *d)
@@ -16,7 +17,8 @@ static const char *not_fused(const struct mhc_shape *s, const struct mhc_device 
         return "fused kernels take model.hidden in multiples of 256";
     if (!s->aligned || !s->w_aligned)
         return "fused kernels take rows that are aligned to 16 bytes and have no gaps";
-    return s->closes ? NULL : "a boundary that closes no sublayer, or sums a gradient of its bias, has no fused kernels";
+    return s->closes ? NULL
+                     : "a boundary that closes no sublayer, or sums a gradient of its bias, has no fused kernels";
 }
 
 bool mhc_may_cluster(const struct mhc_shape *s)
@@ -29,12 +31,15 @@ static struct mhc_choice fused_path(const struct mhc_shape *s, const struct mhc_
 {
     static const char passes[] = "fused, Hopper's bulk copies";
     if (!s->maps)
-        return (struct mhc_choice){MHC_PATH_PASS, passes, "clusters are for a forward boundary that makes coefficients and norm"};
+        return (struct mhc_choice){MHC_PATH_PASS, passes,
+                                   "clusters are for a forward boundary that makes coefficients and norm"};
     if (!mhc_may_cluster(s))
         return (struct mhc_choice){MHC_PATH_PASS, passes, "clusters take model.hidden up to 4096"};
     if (10 * d->in_clusters < 8 * d->multiprocessors)
-        return (struct mhc_choice){MHC_PATH_PASS, passes, "clusters of this width leave more than a fifth of the GPU idle"};
-    return (struct mhc_choice){MHC_PATH_CLUSTER, "fused, one pass of Hopper's clusters", "clusters of this width fill the GPU"};
+        return (struct mhc_choice){MHC_PATH_PASS, passes,
+                                   "clusters of this width leave more than a fifth of the GPU idle"};
+    return (struct mhc_choice){MHC_PATH_CLUSTER, "fused, one pass of Hopper's clusters",
+                               "clusters of this width fill the GPU"};
 }
 
 struct mhc_choice mhc_path_of(const struct mhc_shape *s, const struct mhc_device *d)
@@ -56,7 +61,8 @@ int mhc_refuse_path(const struct mhc_shape *s, const struct mhc_choice *c, struc
 {
     if (c->path != MHC_PATH_NONE)
         return ST_OK;
-    err_set(e, ST_UNSUPPORTED, "mhc.kernels = boundary: there is no fused kernel for %lld streams of %lld channels of %s: %s", (long long)s->streams,
-            (long long)s->channels, dtype_name(s->real), c->why);
+    err_set(e, ST_UNSUPPORTED,
+            "mhc.kernels = boundary: there is no fused kernel for %lld streams of %lld channels of %s: %s",
+            (long long)s->streams, (long long)s->channels, dtype_name(s->real), c->why);
     return err_hint(e, "mhc.kernels = auto takes what there is");
 }

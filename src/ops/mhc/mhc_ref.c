@@ -20,7 +20,7 @@ static void zero_rows(const struct tensor *t)
             f64_row(t, r)[c] = 0;
 }
 
-/* ---- project ----------------------------------------------------------------------------------- */
+/* ---- project --------------------------------------------------------------------------------- */
 
 int mhc_project_fwd_ref(struct lane *l, const struct mhc_project_fwd_args *a)
 {
@@ -66,7 +66,7 @@ int mhc_project_bwd_ref(struct lane *l, const struct mhc_project_bwd_args *a)
     return ST_OK;
 }
 
-/* ---- gates ------------------------------------------------------------------------------------- */
+/* ---- gates ----------------------------------------------------------------------------------- */
 
 /* a_pre, a_post or a_res: which one scales logit k. */
 static const struct tensor *alpha_of(const struct tensor *const a[3], int64_t n, int64_t k)
@@ -138,7 +138,7 @@ int mhc_gates_bwd_ref(struct lane *l, const struct mhc_gates_bwd_args *a)
     return ST_OK;
 }
 
-/* ---- sinkhorn ---------------------------------------------------------------------------------- */
+/* ---- sinkhorn -------------------------------------------------------------------------------- */
 
 /* One division by row sums (rows true) or column sums; divisor[i] is what line i was divided by. */
 static void normalise(const struct mhc_rule *r, bool rows, const double *from, double *to, double *divisor)
@@ -202,7 +202,8 @@ int mhc_sinkhorn_fwd_ref(struct lane *l, const struct mhc_sinkhorn_fwd_args *a)
 }
 
 /* Through one half step: g becomes the gradient of what was divided. added: eps on every entry. */
-static void undo(const struct mhc_rule *r, bool rows, const double *made, const double *divisor, double added, double *g)
+static void undo(const struct mhc_rule *r, bool rows, const double *made, const double *divisor, double added,
+                 double *g)
 {
     int64_t n = r->streams;
     for (int64_t i = 0; i < n; i++) {
@@ -241,7 +242,7 @@ int mhc_sinkhorn_bwd_ref(struct lane *l, const struct mhc_sinkhorn_bwd_args *a)
     return ST_OK;
 }
 
-/* ---- aggregate --------------------------------------------------------------------------------- */
+/* ---- aggregate ------------------------------------------------------------------------------- */
 
 int mhc_aggregate_fwd_ref(struct lane *l, const struct mhc_aggregate_fwd_args *a)
 {
@@ -274,7 +275,7 @@ int mhc_aggregate_bwd_ref(struct lane *l, const struct mhc_aggregate_bwd_args *a
     return ST_OK;
 }
 
-/* ---- combine ----------------------------------------------------------------------------------- */
+/* ---- combine --------------------------------------------------------------------------------- */
 
 /* Where the weight of input stream j in output stream i is. */
 static int64_t mix_at(const struct mhc_rule *r, int64_t i, int64_t j)
@@ -365,7 +366,7 @@ int mhc_combine_bwd_ref(struct lane *l, const struct mhc_combine_bwd_args *a)
     return ST_OK;
 }
 
-/* ---- expand, contract ---------------------------------------------------------------------------- */
+/* ---- expand, contract ------------------------------------------------------------------------ */
 
 int mhc_expand_fwd_ref(struct lane *l, const struct mhc_expand_fwd_args *a)
 {
@@ -424,7 +425,8 @@ static void contract_bwd_row(const struct mhc_contract_bwd_args *a, int64_t r)
 {
     int64_t d = a->dy.dim[1], k = a->dx.dim[1], n = a->w.dim[0];
     const double *x = f64_row(&a->x, r), *dy = f64_row(&a->dy, r), *m = f64_row(&a->m, r);
-    double rstd = f64_row(&a->rstd, r)[0], scale = scalar(&a->scale), drstd = 0, gate[MHC_MAX_STREAMS], dm[MHC_MAX_STREAMS];
+    double rstd = f64_row(&a->rstd, r)[0], scale = scalar(&a->scale), drstd = 0, gate[MHC_MAX_STREAMS],
+           dm[MHC_MAX_STREAMS];
     for (int64_t i = 0; i < n; i++) {
         double s = sigmoid(m[i] * rstd * scale + ((const double *)a->base.data)[i]), dgate = 0;
         for (int64_t c = 0; c < d; c++)
@@ -458,7 +460,8 @@ int mhc_contract_bwd_ref(struct lane *l, const struct mhc_contract_bwd_args *a)
         if (n > 0)
             contract_bwd_row(a, r);
         for (int64_t c = 0; n == 0 && c < k; c++)
-            f64_row(&a->dx, r)[c] = f64_row(&a->dy, r)[c % d] * (double)d / (double)k + (a->acc_dx ? f64_row(&a->dx, r)[c] : 0);
+            f64_row(&a->dx, r)[c] =
+                f64_row(&a->dy, r)[c % d] * (double)d / (double)k + (a->acc_dx ? f64_row(&a->dx, r)[c] : 0);
     }
     return ST_OK;
 }

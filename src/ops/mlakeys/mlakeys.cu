@@ -1,4 +1,5 @@
-/* mlakeys, CUDA version; see mlakeys.h. Vectors of the keys distributed flat; the sum over heads is one thread's, in order. */
+/* mlakeys, CUDA version; see mlakeys.h. Vectors of the keys distributed flat; the sum over heads is one thread's, in
+ * order. */
 #include "ops/cuda/rows.cuh"
 #include "ops/mlakeys/mlakeys.h"
 
@@ -8,8 +9,9 @@ template <typename T> __device__ __forceinline__ T *head_at(const struct tensor 
 }
 
 template <typename T, int V>
-static __global__ void __launch_bounds__(256) make_keys(const __grid_constant__ struct tensor kv, const __grid_constant__ struct tensor shared,
-                                                 const __grid_constant__ struct tensor k, int64_t nope)
+static __global__ void __launch_bounds__(256)
+    make_keys(const __grid_constant__ struct tensor kv, const __grid_constant__ struct tensor shared,
+              const __grid_constant__ struct tensor k, int64_t nope)
 {
     unsigned vectors = (unsigned)(k.dim[2] / V), heads = (unsigned)k.dim[1];
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
@@ -22,7 +24,8 @@ static __global__ void __launch_bounds__(256) make_keys(const __grid_constant__ 
 }
 
 template <typename T, int V>
-static __global__ void __launch_bounds__(256) copy_own(const __grid_constant__ struct tensor dk, const __grid_constant__ struct tensor dkv, int64_t nope)
+static __global__ void __launch_bounds__(256)
+    copy_own(const __grid_constant__ struct tensor dk, const __grid_constant__ struct tensor dkv, int64_t nope)
 {
     unsigned vectors = (unsigned)(nope / V), heads = (unsigned)dk.dim[1];
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
@@ -35,7 +38,8 @@ static __global__ void __launch_bounds__(256) copy_own(const __grid_constant__ s
 }
 
 template <typename T, int V>
-static __global__ void __launch_bounds__(128) sum_shared(const __grid_constant__ struct tensor dk, const __grid_constant__ struct tensor dshared, int64_t nope)
+static __global__ void __launch_bounds__(128)
+    sum_shared(const __grid_constant__ struct tensor dk, const __grid_constant__ struct tensor dshared, int64_t nope)
 {
     unsigned vectors = (unsigned)(dshared.dim[1] / V);
     int64_t i = (int64_t)blockIdx.x * 128 + threadIdx.x;
@@ -69,14 +73,16 @@ static bool aligned_heads(const struct tensor *t)
 template <typename T, int V> static int fwd_launch(struct lane *l, const struct mlakeys_fwd_args *a)
 {
     int64_t total = tensor_elems(&a->k) / V;
-    LAUNCH(l, (make_keys<T, V>), (unsigned)ceil_div(total, 256), 256, 0, a->kv, a->shared, a->k, a->k.dim[2] - a->shared.dim[1]);
+    LAUNCH(l, (make_keys<T, V>), (unsigned)ceil_div(total, 256), 256, 0, a->kv, a->shared, a->k,
+           a->k.dim[2] - a->shared.dim[1]);
     return ST_OK;
 }
 
 template <typename T> static int fwd_run(struct lane *l, const struct mlakeys_fwd_args *a)
 {
     constexpr int V = pack<T>::N;
-    bool vectors = aligned_heads(&a->kv) && aligned_heads(&a->shared) && aligned_heads(&a->k) && a->shared.dim[1] % V == 0 && a->k.dim[2] % V == 0;
+    bool vectors = aligned_heads(&a->kv) && aligned_heads(&a->shared) && aligned_heads(&a->k) &&
+                   a->shared.dim[1] % V == 0 && a->k.dim[2] % V == 0;
     return vectors ? fwd_launch<T, V>(l, a) : fwd_launch<T, 1>(l, a);
 }
 
@@ -90,16 +96,19 @@ template <typename T, int V> static int bwd_launch(struct lane *l, const struct 
 {
     int64_t tokens = a->dk.dim[0], heads = a->dk.dim[1];
     if (present(&a->dkv))
-        LAUNCH(l, (copy_own<T, V>), (unsigned)ceil_div(tokens * heads * (a->nope / V), 256), 256, 0, a->dk, a->dkv, a->nope);
+        LAUNCH(l, (copy_own<T, V>), (unsigned)ceil_div(tokens * heads * (a->nope / V), 256), 256, 0, a->dk, a->dkv,
+               a->nope);
     if (present(&a->dshared))
-        LAUNCH(l, (sum_shared<T, V>), (unsigned)ceil_div(tokens * (a->dshared.dim[1] / V), 128), 128, 0, a->dk, a->dshared, a->nope);
+        LAUNCH(l, (sum_shared<T, V>), (unsigned)ceil_div(tokens * (a->dshared.dim[1] / V), 128), 128, 0, a->dk,
+               a->dshared, a->nope);
     return ST_OK;
 }
 
 template <typename T> static int bwd_run(struct lane *l, const struct mlakeys_bwd_args *a)
 {
     constexpr int V = pack<T>::N;
-    bool vectors = aligned_heads(&a->dk) && aligned_heads(&a->dkv) && aligned_heads(&a->dshared) && a->nope % V == 0 && a->dk.dim[2] % V == 0;
+    bool vectors = aligned_heads(&a->dk) && aligned_heads(&a->dkv) && aligned_heads(&a->dshared) && a->nope % V == 0 &&
+                   a->dk.dim[2] % V == 0;
     return vectors ? bwd_launch<T, V>(l, a) : bwd_launch<T, 1>(l, a);
 }
 

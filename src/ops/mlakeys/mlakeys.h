@@ -9,15 +9,15 @@
 
 #include "ops/op.h"
 
-#define MLAKEYS_FWD_FIELDS(T, N, S, op)           \
-    T(op, kv, IN, REAL, "tokens heads nope|*")    \
-    T(op, shared, IN, REAL, "tokens rope")        \
+#define MLAKEYS_FWD_FIELDS(T, N, S, op)                                                                                \
+    T(op, kv, IN, REAL, "tokens heads nope|*")                                                                         \
+    T(op, shared, IN, REAL, "tokens rope")                                                                             \
     T(op, k, OUT, REAL, "tokens heads nope+rope")
 OP_ARGS(mlakeys_fwd, MLAKEYS_FWD_FIELDS);
-#define MLAKEYS_BWD_FIELDS(T, N, S, op)              \
-    T(op, dk, IN, REAL, "tokens heads nope+rope")    \
-    T(op, dkv, OPT_OUT, REAL, "tokens heads nope|*") \
-    T(op, dshared, OPT_OUT, REAL, "tokens rope")     \
+#define MLAKEYS_BWD_FIELDS(T, N, S, op)                                                                                \
+    T(op, dk, IN, REAL, "tokens heads nope+rope")                                                                      \
+    T(op, dkv, OPT_OUT, REAL, "tokens heads nope|*")                                                                   \
+    T(op, dshared, OPT_OUT, REAL, "tokens rope")                                                                       \
     N(op, int64_t, nope, 6)
 OP_ARGS(mlakeys_bwd, MLAKEYS_BWD_FIELDS);
 

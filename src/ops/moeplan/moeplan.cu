@@ -1,19 +1,16 @@
 /* moeplan on the GPU: a stable counting sort in two launches, without a count ever leaving the device.
  *
  * The choices are cut into at most MAX_BLOCKS runs, one per block, and each run into one per warp. count_choices leaves
- * how often each expert occurs in each block. place_choices adds up what comes before its own block (all experts before,
- * and the same expert in earlier blocks), then in earlier warps, and distributes the rows in order. Only integers are
- * added, so the order of the atomics in shared memory changes nothing. */
+ * how often each expert occurs in each block. place_choices adds up what comes before its own block (all experts
+ * before, and the same expert in earlier blocks), then in earlier warps, and distributes the rows in order. Only
+ * integers are added, so the order of the atomics in shared memory changes nothing. */
 #include "ops/cuda/kernel.cuh"
 #include "ops/moeplan/moeplan.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32, MAX_BLOCKS = 128, MAX_E = 4096, MIN_PER_WARP = 128, LOADS = 4 };
 
 /* Choices of one warp: a multiple of 32. */
-static int64_t per_warp(int64_t n)
-{
-    return max_i64(MIN_PER_WARP, round_up(ceil_div(n, MAX_BLOCKS * WARPS), 32));
-}
+static int64_t per_warp(int64_t n) { return max_i64(MIN_PER_WARP, round_up(ceil_div(n, MAX_BLOCKS * WARPS), 32)); }
 static int64_t blocks_for(int64_t n) { return ceil_div(n, per_warp(n) * WARPS); }
 
 int64_t moeplan_work_cuda(const struct moeplan_args *a)
@@ -33,13 +30,13 @@ __device__ __forceinline__ int expert_at(const struct choices &c, int64_t i)
     return e < c.experts ? max(e, -1) : -1;
 }
 
-/* Walks the warp's run (a multiple of 32 choices, but for the last one) 32 at a time; counts[e] goes up by the choices of e. deal(i, e, rank) is told, for each
- * choice, what counts[e] was for it. */
-template <typename F>
-__device__ __forceinline__ void walk(const struct choices &c, int *counts, const F &deal)
+/* Walks the warp's run (a multiple of 32 choices, but for the last one) 32 at a time; counts[e] goes up by the choices
+ * of e. deal(i, e, rank) is told, for each choice, what counts[e] was for it. */
+template <typename F> __device__ __forceinline__ void walk(const struct choices &c, int *counts, const F &deal)
 {
     int lane = threadIdx.x % 32;
-    int64_t first = ((int64_t)blockIdx.x * WARPS + threadIdx.x / 32) * c.per_warp, end = min(first + c.per_warp, (int64_t)c.n);
+    int64_t first = ((int64_t)blockIdx.x * WARPS + threadIdx.x / 32) * c.per_warp,
+            end = min(first + c.per_warp, (int64_t)c.n);
     for (int64_t at = first; at < end; at += 32 * LOADS) {
         int expert[LOADS];
 #pragma unroll
@@ -153,7 +150,8 @@ __global__ void __launch_bounds__(THREADS)
         if (e >= 0)
             src[at] = (int32_t)i;
     });
-    for (int64_t r = total[c.experts] + (int64_t)blockIdx.x * THREADS + threadIdx.x; r < c.n; r += (int64_t)gridDim.x * THREADS)
+    for (int64_t r = total[c.experts] + (int64_t)blockIdx.x * THREADS + threadIdx.x; r < c.n;
+         r += (int64_t)gridDim.x * THREADS)
         src[r] = -1;
 }
 
@@ -163,10 +161,12 @@ extern "C" int moeplan_cuda(struct lane *l, const struct moeplan_args *a)
     TRY(check_work("moeplan", &a->work, moeplan_work_cuda(a), l->err));
     int64_t n = tensor_elems(&a->idx), experts = a->offset.dim[0] - 1;
     if (experts > MAX_E)
-        return err_set(l->err, ST_INVALID, "moeplan: %lld experts; a GPU sorts among at most %d", (long long)experts, MAX_E);
+        return err_set(l->err, ST_INVALID, "moeplan: %lld experts; a GPU sorts among at most %d", (long long)experts,
+                       MAX_E);
     int32_t *offset = (int32_t *)a->offset.data;
     if (n == 0)
-        return cuda_status(l->err, (int)cudaMemsetAsync(offset, 0, (size_t)(experts + 1) * sizeof *offset, stream_of(l)),
+        return cuda_status(l->err,
+                           (int)cudaMemsetAsync(offset, 0, (size_t)(experts + 1) * sizeof *offset, stream_of(l)),
                            "cudaMemsetAsync(offset)");
     struct choices c = {(const int32_t *)a->idx.data, (int)n, (int)experts, (int)per_warp(n)};
     int32_t *hist = (int32_t *)a->work.data;

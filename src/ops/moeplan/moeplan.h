@@ -9,11 +9,11 @@
 
 #include "ops/op.h"
 
-#define MOEPLAN_FIELDS(T, N, S, op)      \
-    T(op, idx, IN, I32, "rows k !")      \
-    T(op, offset, OUT, I32, "experts+1") \
-    T(op, row, OUT, I32, "rows k !")     \
-    T(op, src, OUT, I32, "rows*k")       \
+#define MOEPLAN_FIELDS(T, N, S, op)                                                                                    \
+    T(op, idx, IN, I32, "rows k !")                                                                                    \
+    T(op, offset, OUT, I32, "experts+1")                                                                               \
+    T(op, row, OUT, I32, "rows k !")                                                                                   \
+    T(op, src, OUT, I32, "rows*k")                                                                                     \
     T(op, work, WORK, U8, "")
 OP_ARGS(moeplan, MOEPLAN_FIELDS);
 

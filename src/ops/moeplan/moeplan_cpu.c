@@ -2,7 +2,4 @@
 #include "ops/ops_cpu_int.h"
 #include "ops/moeplan/moeplan.h"
 
-int CPU_NAME(moeplan_cpu)(struct lane *l, const struct moeplan_args *a)
-{
-    return moeplan_host(a, l->err);
-}
+int CPU_NAME(moeplan_cpu)(struct lane *l, const struct moeplan_args *a) { return moeplan_host(a, l->err); }

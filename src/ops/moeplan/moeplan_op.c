@@ -7,8 +7,8 @@ int moeplan_check(const struct moeplan_args *a, struct err *e)
 {
     TRY(op_check_fields(&moeplan_desc, a, e));
     if (a->offset.dim[0] < 2 || tensor_elems(&a->idx) > INT32_MAX)
-        return err_set(e, ST_INVALID, "moeplan: %lld choices among %lld experts",
-                       (long long)tensor_elems(&a->idx), (long long)a->offset.dim[0] - 1);
+        return err_set(e, ST_INVALID, "moeplan: %lld choices among %lld experts", (long long)tensor_elems(&a->idx),
+                       (long long)a->offset.dim[0] - 1);
     return ST_OK;
 }
 
@@ -38,9 +38,8 @@ static const struct op_sample samples[] = {{"rows=9 k=2"},
                                            {"rows=1025 k=1 experts=300"},
                                            {"rows=4100 k=8 experts=64 dropped=1"},
                                            {"rows=20000 k=7 experts=33"}};
-static const struct op_sample bench[] = {{"rows=4096 k=8 experts=64"},
-                                         {"rows=16384 k=8 experts=64"},
-                                         {"rows=16384 k=8 experts=256"}};
+static const struct op_sample bench[] = {
+    {"rows=4096 k=8 experts=64"}, {"rows=16384 k=8 experts=64"}, {"rows=16384 k=8 experts=256"}};
 
 OP_FIELDS(moeplan, MOEPLAN_FIELDS, );
 OP_ATTRS(moeplan, MOEPLAN_FIELDS, OP_ATTR_EXTRA("experts", 5));
@@ -52,5 +51,6 @@ const struct op_desc moeplan_desc = {
     .cost = cost,
     .sample_fill = fill,
     .tolerance = 0,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

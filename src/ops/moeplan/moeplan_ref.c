@@ -12,8 +12,8 @@ int moeplan_host(const struct moeplan_args *a, struct err *e)
         offset[x] = 0;
     for (int64_t i = 0; i < n; i++) {
         if (idx[i] >= experts)
-            return err_set(e, ST_INVALID, "moeplan: choice %lld is expert %d of %lld", (long long)i,
-                           idx[i], (long long)experts);
+            return err_set(e, ST_INVALID, "moeplan: choice %lld is expert %d of %lld", (long long)i, idx[i],
+                           (long long)experts);
         if (idx[i] >= 0)
             offset[idx[i]]++;
     }

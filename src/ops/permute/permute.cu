@@ -15,7 +15,10 @@ static struct rows rows_of_tensor(const struct tensor *t)
     struct rows r = {t->data, t->data != NULL ? t->stride[0] : 0, t->data != NULL ? t->dim[0] : 0};
     return r;
 }
-template <typename T> __device__ __forceinline__ T *at_row(const struct rows &r, int64_t i) { return (T *)r.data + i * r.stride; }
+template <typename T> __device__ __forceinline__ T *at_row(const struct rows &r, int64_t i)
+{
+    return (T *)r.data + i * r.stride;
+}
 
 struct permute_job {
     struct rows x, y;
@@ -28,7 +31,8 @@ struct permute_job {
 static unsigned blocks_of_warps(int64_t warps) { return (unsigned)ceil_div(warps, WARPS); }
 
 /* A row that no token fills. */
-template <typename T, bool VEC> __device__ __forceinline__ void clear_row(const struct permute_job &p, int64_t r, int lane)
+template <typename T, bool VEC>
+__device__ __forceinline__ void clear_row(const struct permute_job &p, int64_t r, int lane)
 {
     T *y = at_row<T>(p.y, r);
     for (int64_t c = lane; c < p.cols; c += 32) {
@@ -41,8 +45,7 @@ template <typename T, bool VEC> __device__ __forceinline__ void clear_row(const 
         p.yprob[r] = 0;
 }
 
-template <typename T, bool VEC>
-__device__ __forceinline__ void copy_row(const T *x, T *const y, int64_t cols, int lane)
+template <typename T, bool VEC> __device__ __forceinline__ void copy_row(const T *x, T *const y, int64_t cols, int lane)
 {
     for (int64_t c = lane; !VEC && c < cols; c += 32)
         y[c] = x[c];
@@ -77,7 +80,8 @@ template <typename T, bool VEC> __global__ void __launch_bounds__(THREADS) gathe
 }
 
 /* One token to its k rows. */
-template <typename T, bool VEC> __device__ __forceinline__ void spread_token(const struct permute_job &p, int64_t t, int lane)
+template <typename T, bool VEC>
+__device__ __forceinline__ void spread_token(const struct permute_job &p, int64_t t, int lane)
 {
     const int32_t *row = p.row + t * p.k;
     const T *x = at_row<T>(p.x, t);
@@ -131,8 +135,14 @@ extern "C" int permute_cuda(struct lane *l, const struct permute_args *a)
 {
     TRY(permute_check(a, l->err));
     bool vec = aligned16(&a->x) && aligned16(&a->y);
-    struct permute_job p = {rows_of_tensor(&a->x), rows_of_tensor(&a->y), (const int32_t *)a->src.data, (const int32_t *)a->row.data,
-                            (const float *)a->prob.data, (float *)a->yprob.data, a->k, a->x.dim[1]};
+    struct permute_job p = {rows_of_tensor(&a->x),
+                            rows_of_tensor(&a->y),
+                            (const int32_t *)a->src.data,
+                            (const int32_t *)a->row.data,
+                            (const float *)a->prob.data,
+                            (float *)a->yprob.data,
+                            a->k,
+                            a->x.dim[1]};
     BY_REAL(a->x.dtype, T, {
         if (vec)
             p.cols /= pack<T>::N;
@@ -151,7 +161,7 @@ extern "C" int permute_cuda(struct lane *l, const struct permute_args *a)
     return ST_OK;
 }
 
-/* ---- back -------------------------------------------------------------------------------------------------------- */
+/* ---- back ------------------------------------------------------------------------------------ */
 
 struct unpermute_job {
     struct rows x, base, y;
@@ -165,8 +175,8 @@ struct unpermute_job {
 
 __device__ __forceinline__ int64_t row_or_none(int64_t r, int64_t n) { return r >= 0 && r < n ? r : -1; }
 
-/* DEEP rows of a token from choice j0 on, at N columns: all loads first, then the sums in order. A row that is missing is
- * read as row 0 and not added, so that no load waits for a branch. */
+/* DEEP rows of a token from choice j0 on, at N columns: all loads first, then the sums in order. A row that is missing
+ * is read as row 0 and not added, so that no load waits for a branch. */
 template <typename T, int N>
 __device__ __forceinline__ void add_rows(const struct unpermute_job &p, const int row[DEEP], int64_t c, float sum[N])
 {
@@ -253,8 +263,18 @@ __global__ void __launch_bounds__(THREADS) gather_probs(struct unpermute_job p)
 extern "C" int unpermute_cuda(struct lane *l, const struct unpermute_args *a)
 {
     TRY(unpermute_check(a, l->err));
-    struct unpermute_job p = {rows_of_tensor(&a->x), rows_of_tensor(&a->base), rows_of_tensor(&a->y), (const int32_t *)a->row.data,
-                              (const float *)a->xprob.data, (float *)a->yprob.data, a->row.dim[0], a->row.dim[1], 0, 0, a->acc_y, 32};
+    struct unpermute_job p = {rows_of_tensor(&a->x),
+                              rows_of_tensor(&a->base),
+                              rows_of_tensor(&a->y),
+                              (const int32_t *)a->row.data,
+                              (const float *)a->xprob.data,
+                              (float *)a->yprob.data,
+                              a->row.dim[0],
+                              a->row.dim[1],
+                              0,
+                              0,
+                              a->acc_y,
+                              32};
     if (present(&a->y)) {
         p.cols = a->y.dim[1];
         bool vec = aligned16(&a->x) && aligned16(&a->y) && absent_or_aligned16(&a->base);

@@ -14,21 +14,21 @@
 
 enum { PERMUTE_MAX_K = 64 };
 
-#define PERMUTE_FIELDS(T, N, S, op)             \
-    T(op, x, IN, REAL, "rows d")                \
-    T(op, src, IN, I32, "places")               \
-    T(op, row, OPT, I32, "rows k !")            \
-    T(op, prob, OPT, WIDE, "rows k ! @yprob")   \
-    T(op, y, OUT, REAL, "places d")             \
-    T(op, yprob, OPT_OUT, WIDE, "places @prob") \
+#define PERMUTE_FIELDS(T, N, S, op)                                                                                    \
+    T(op, x, IN, REAL, "rows d")                                                                                       \
+    T(op, src, IN, I32, "places")                                                                                      \
+    T(op, row, OPT, I32, "rows k !")                                                                                   \
+    T(op, prob, OPT, WIDE, "rows k ! @yprob")                                                                          \
+    T(op, y, OUT, REAL, "places d")                                                                                    \
+    T(op, yprob, OPT_OUT, WIDE, "places @prob")                                                                        \
     N(op, int64_t, k, 2)
 OP_ARGS(permute, PERMUTE_FIELDS);
-#define UNPERMUTE_FIELDS(T, N, S, op)              \
-    T(op, x, OPT, REAL, "places d")                \
-    T(op, row, IN, I32, "rows k !")                \
-    T(op, base, OPT_FIXED, REAL, "rows d &x")      \
-    T(op, xprob, OPT, WIDE, "places")              \
-    T(op, y, OPT_SUM, REAL, "rows d @x")           \
+#define UNPERMUTE_FIELDS(T, N, S, op)                                                                                  \
+    T(op, x, OPT, REAL, "places d")                                                                                    \
+    T(op, row, IN, I32, "rows k !")                                                                                    \
+    T(op, base, OPT_FIXED, REAL, "rows d &x")                                                                          \
+    T(op, xprob, OPT, WIDE, "places")                                                                                  \
+    T(op, y, OPT_SUM, REAL, "rows d @x")                                                                               \
     T(op, yprob, OPT_OUT, WIDE, "rows k ! @xprob")
 OP_ARGS(unpermute, UNPERMUTE_FIELDS);
 

@@ -25,8 +25,7 @@ int CPU_NAME(permute_cpu)(struct lane *l, const struct permute_args *a)
 }
 
 /* Columns [first, end) of one token, in registers; n source rows. */
-static void sum_rows(const float *const *from, int64_t n, const float *base, float *y, bool acc,
-                     int64_t d)
+static void sum_rows(const float *const *from, int64_t n, const float *base, float *y, bool acc, int64_t d)
 {
     enum { RUN = 64 };
     for (int64_t c = 0; c < d; c += RUN) {
@@ -72,8 +71,7 @@ int CPU_NAME(unpermute_cpu)(struct lane *l, const struct unpermute_args *a)
                 yprob[t * k + j] = row[j] < 0 ? 0.0f : xprob[row[j]];
         }
         if (d > 0)
-            sum_rows(from, n, present(&a->base) ? f32_row(&a->base, t) : NULL, f32_row(&a->y, t),
-                     a->acc_y, d);
+            sum_rows(from, n, present(&a->base) ? f32_row(&a->base, t) : NULL, f32_row(&a->y, t), a->acc_y, d);
     }
     return ST_OK;
 }

@@ -66,9 +66,10 @@ static const struct op_sample samples[] = {
     {"rows=21 d=264 k=9 dropped=1 no_row=1"},
     {"rows=21 d=2072 k=17 experts=5 dropped=1 no_base=1"},
 };
-static const struct op_sample bench[] = {{"rows=1024 d=512 k=8 experts=64"},
-                                         {"rows=1024 d=2048 k=2 experts=8"},
-                                         {"rows=16384 d=2048 k=8 experts=64 no_prob=1 no_yprob=1 no_xprob=1 no_base=1 gpu=1"}};
+static const struct op_sample bench[] = {
+    {"rows=1024 d=512 k=8 experts=64"},
+    {"rows=1024 d=2048 k=2 experts=8"},
+    {"rows=16384 d=2048 k=8 experts=64 no_prob=1 no_yprob=1 no_xprob=1 no_base=1 gpu=1"}};
 
 /* ---- permute and its gradient ---------------------------------------------------------------- */
 
@@ -88,27 +89,29 @@ const struct op_desc permute_desc = {
     OP_IS(permute),
     .summary = "copy token rows to the rows of their experts",
     OP_LIST(dims, dims),
-    .sample_dims = every_choice, .cost = copy_cost,
+    .sample_dims = every_choice,
+    .cost = copy_cost,
     .sample_fill = fill,
     .backward = "permute_bwd",
     .tolerance = 1e-7,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 static const struct op_arg permute_bwd_fields[] = {
-    OP_FIELD_IN(unpermute, "dy", x, IN, REAL, "places d")
-    OP_FIELD_IN(unpermute, "row", row, IN, I32, "rows k !")
-    OP_FIELD_IN(unpermute, "dyprob", xprob, OPT, WIDE, "places")
-    OP_FIELD_IN(unpermute, "dx", y, OUT, REAL, "rows d")
-    OP_FIELD_IN(unpermute, "dprob", yprob, OPT_OUT, WIDE, "rows k ! @dyprob")
-};
+    OP_FIELD_IN(unpermute, "dy", x, IN, REAL, "places d") OP_FIELD_IN(unpermute, "row", row, IN, I32, "rows k !")
+        OP_FIELD_IN(unpermute, "dyprob", xprob, OPT, WIDE, "places")
+            OP_FIELD_IN(unpermute, "dx", y, OUT, REAL, "rows d")
+                OP_FIELD_IN(unpermute, "dprob", yprob, OPT_OUT, WIDE, "rows k ! @dyprob")};
 const struct op_desc permute_bwd_desc = {
     OP_NAMED("permute_bwd", permute_bwd, unpermute),
     .summary = "gradient of permute: unpermute",
     OP_LIST(dims, dims),
-    .sample_dims = every_choice, .cost = copy_cost,
+    .sample_dims = every_choice,
+    .cost = copy_cost,
     .sample_fill = fill,
     .tolerance = 1e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 
 /* ---- unpermute and its gradient -------------------------------------------------------------- */
@@ -117,26 +120,28 @@ const struct op_desc unpermute_desc = {
     OP_IS(unpermute),
     .summary = "sum the expert rows of each token, in order of choice",
     OP_LIST(dims, dims),
-    .sample_dims = every_choice, .cost = copy_cost,
+    .sample_dims = every_choice,
+    .cost = copy_cost,
     .sample_fill = fill,
     .backward = "unpermute_bwd",
     .tolerance = 1e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 static const struct op_arg unpermute_bwd_fields[] = {
-    OP_FIELD_IN(permute, "dy", x, IN, REAL, "rows d")
-    OP_FIELD_IN(permute, "src", src, IN, I32, "places")
-    OP_FIELD_IN(permute, "row", row, OPT, I32, "rows k !")
-    OP_FIELD_IN(permute, "dyprob", prob, OPT, WIDE, "rows k !")
-    OP_FIELD_IN(permute, "dx", y, OUT, REAL, "places d")
-    OP_FIELD_IN(permute, "dxprob", yprob, OPT_OUT, WIDE, "places @dyprob")
-};
+    OP_FIELD_IN(permute, "dy", x, IN, REAL, "rows d") OP_FIELD_IN(permute, "src", src, IN, I32, "places")
+        OP_FIELD_IN(permute, "row", row, OPT, I32, "rows k !")
+            OP_FIELD_IN(permute, "dyprob", prob, OPT, WIDE, "rows k !")
+                OP_FIELD_IN(permute, "dx", y, OUT, REAL, "places d")
+                    OP_FIELD_IN(permute, "dxprob", yprob, OPT_OUT, WIDE, "places @dyprob")};
 const struct op_desc unpermute_bwd_desc = {
     OP_NAMED("unpermute_bwd", unpermute_bwd, permute),
     .summary = "gradient of unpermute: permute",
     OP_LIST(dims, dims),
-    .sample_dims = every_choice, .cost = copy_cost,
+    .sample_dims = every_choice,
+    .cost = copy_cost,
     .sample_fill = fill,
     .tolerance = 1e-7,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

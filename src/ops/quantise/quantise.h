@@ -18,14 +18,14 @@
 
 #include "ops/op.h"
 
-#define QUANTISE_FIELDS(T, N, S, op) \
-    T(op, x, IN, REAL, "")           \
-    T(op, q, OPT_SAVED, F8, "")      \
-    T(op, qs, OPT_SAVED, WIDE, "")   \
-    T(op, t, OPT_SAVED, F8, "")      \
-    T(op, ts, OPT_SAVED, WIDE, "")   \
-    T(op, work, WORK, U8, "")        \
-    N(op, int64_t, block, 128)       \
+#define QUANTISE_FIELDS(T, N, S, op)                                                                                   \
+    T(op, x, IN, REAL, "")                                                                                             \
+    T(op, q, OPT_SAVED, F8, "")                                                                                        \
+    T(op, qs, OPT_SAVED, WIDE, "")                                                                                     \
+    T(op, t, OPT_SAVED, F8, "")                                                                                        \
+    T(op, ts, OPT_SAVED, WIDE, "")                                                                                     \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, int64_t, block, 128)                                                                                         \
     N(op, bool, square, 0)
 OP_ARGS(quantise, QUANTISE_FIELDS);
 

@@ -47,7 +47,7 @@ int quantise_check(const struct quantise_args *a, struct err *e)
     return ST_OK;
 }
 
-/* ---- descriptor ---------------------------------------------------------------------------- */
+/* ---- descriptor ------------------------------------------------------------------------------ */
 
 static const struct op_dim dims[] = {{"rows", 5}, {"cols", 33}};
 

@@ -13,23 +13,23 @@
 
 enum { RMSNORM_BLOCK = 64 };
 
-#define RMSNORM_FWD_FIELDS(T, N, S, op) \
-    T(op, x, IN, REAL, "... d")     \
-    T(op, w, OPT, WIDE, "d")        \
-    T(op, y, OUT, REAL, "... d")    \
-    T(op, rstd, SAVED, WIDE, "all") \
-    N(op, double, eps, 1e-5)        \
+#define RMSNORM_FWD_FIELDS(T, N, S, op)                                                                                \
+    T(op, x, IN, REAL, "... d")                                                                                        \
+    T(op, w, OPT, WIDE, "d")                                                                                           \
+    T(op, y, OUT, REAL, "... d")                                                                                       \
+    T(op, rstd, SAVED, WIDE, "all")                                                                                    \
+    N(op, double, eps, 1e-5)                                                                                           \
     N(op, bool, zero_centered, 0)
 OP_ARGS(rmsnorm_fwd, RMSNORM_FWD_FIELDS);
-#define RMSNORM_BWD_FIELDS(T, N, S, op) \
-    T(op, dy, IN, REAL, "... d")     \
-    T(op, x, IN, REAL, "... d")      \
-    T(op, w, OPT, WIDE, "d")         \
-    T(op, rstd, IN, WIDE, "all")     \
-    T(op, dres, OPT, REAL, "... d")  \
-    T(op, dx, OUT, REAL, "... d")    \
-    T(op, dw, OPT_SUM, WIDE, "d @w") \
-    T(op, work, WORK, U8, "")        \
+#define RMSNORM_BWD_FIELDS(T, N, S, op)                                                                                \
+    T(op, dy, IN, REAL, "... d")                                                                                       \
+    T(op, x, IN, REAL, "... d")                                                                                        \
+    T(op, w, OPT, WIDE, "d")                                                                                           \
+    T(op, rstd, IN, WIDE, "all")                                                                                       \
+    T(op, dres, OPT, REAL, "... d")                                                                                    \
+    T(op, dx, OUT, REAL, "... d")                                                                                      \
+    T(op, dw, OPT_SUM, WIDE, "d @w")                                                                                   \
+    T(op, work, WORK, U8, "")                                                                                          \
     N(op, bool, zero_centered, 0)
 OP_ARGS(rmsnorm_bwd, RMSNORM_BWD_FIELDS);
 

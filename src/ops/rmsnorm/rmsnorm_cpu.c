@@ -41,14 +41,14 @@ int CPU_NAME(rmsnorm_fwd_cpu)(struct lane *l, const struct rmsnorm_fwd_args *a)
 
 int64_t CPU_NAME(rmsnorm_bwd_work_cpu)(const struct rmsnorm_bwd_args *a)
 {
-    return a->w.rank == 0 ? 0
-                          : ceil_div(rows_of(&a->x), RMSNORM_BLOCK) * cols_of(&a->x) * (int64_t)sizeof(float);
+    return a->w.rank == 0 ? 0 : ceil_div(rows_of(&a->x), RMSNORM_BLOCK) * cols_of(&a->x) * (int64_t)sizeof(float);
 }
 
 /* gain and add are constants where this is inlined: chosen within the loop, an absent tensor would be read by masked
  * loads from NULL, hundreds of cycles each. */
-static inline __attribute__((always_inline)) void dx_row(bool gain, bool add, int64_t d, const float *dy, const float *x, const float *w,
-                                                         float one, const float *dres, float rstd, float k, float *dx)
+static inline __attribute__((always_inline)) void dx_row(bool gain, bool add, int64_t d, const float *dy,
+                                                         const float *x, const float *w, float one, const float *dres,
+                                                         float rstd, float k, float *dx)
 {
 #pragma omp simd
     for (int64_t c = 0; c < d; c++) {
@@ -75,9 +75,11 @@ static void bwd_row(const struct rmsnorm_bwd_args *a, int64_t r, float *dw_block
     }
     float k = sum * rstd * rstd / (float)d;
     if (w == NULL)
-        dres == NULL ? dx_row(false, false, d, dy, x, w, one, dres, rstd, k, dx) : dx_row(false, true, d, dy, x, w, one, dres, rstd, k, dx);
+        dres == NULL ? dx_row(false, false, d, dy, x, w, one, dres, rstd, k, dx)
+                     : dx_row(false, true, d, dy, x, w, one, dres, rstd, k, dx);
     else
-        dres == NULL ? dx_row(true, false, d, dy, x, w, one, dres, rstd, k, dx) : dx_row(true, true, d, dy, x, w, one, dres, rstd, k, dx);
+        dres == NULL ? dx_row(true, false, d, dy, x, w, one, dres, rstd, k, dx)
+                     : dx_row(true, true, d, dy, x, w, one, dres, rstd, k, dx);
 }
 
 int CPU_NAME(rmsnorm_bwd_cpu)(struct lane *l, const struct rmsnorm_bwd_args *a)

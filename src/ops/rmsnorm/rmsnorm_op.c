@@ -20,7 +20,7 @@ int rmsnorm_bwd_check(const struct rmsnorm_bwd_args *a, struct err *e)
     return check_rank("rmsnorm_bwd", &a->x, e);
 }
 
-/* ---- descriptors --------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static const struct op_dim dims[] = {{"rows", 5}, {"heads", 0}, {"d", 33}};
 
@@ -39,26 +39,33 @@ static void bwd_cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample samples[] = {
-    {"rows=5 d=33"}, {"rows=1 d=1"}, {"rows=0 d=8"}, {"rows=65 d=64 zero_centered=1"},
-    {"rows=129 d=17 no_w=1"}, {"rows=7 heads=3 d=16"}, {"rows=70 d=48 acc_dw=1 no_dres=1"},
-    {"rows=33 d=264"}, {"rows=9 d=2056 acc_dw=1"}, {"rows=600 d=512"}, {"rows=3 d=8200"}, {"rows=5 d=2048 strided=1"},
+    {"rows=5 d=33"},
+    {"rows=1 d=1"},
+    {"rows=0 d=8"},
+    {"rows=65 d=64 zero_centered=1"},
+    {"rows=129 d=17 no_w=1"},
+    {"rows=7 heads=3 d=16"},
+    {"rows=70 d=48 acc_dw=1 no_dres=1"},
+    {"rows=33 d=264"},
+    {"rows=9 d=2056 acc_dw=1"},
+    {"rows=600 d=512"},
+    {"rows=3 d=8200"},
+    {"rows=5 d=2048 strided=1"},
     {"rows=1100 heads=3 d=128"},
 };
 static const struct op_sample bench[] = {{"rows=4096 d=320"}, {"rows=16384 d=2048"}};
 
 OP_TABLES(rmsnorm_fwd, RMSNORM_FWD_FIELDS);
 const struct op_desc rmsnorm_fwd_desc = {
-    OP_IS(rmsnorm_fwd), .summary = "root-mean-square norm with gain",
-    OP_LIST(dims, dims),
-    .cost = fwd_cost,
+    OP_IS(rmsnorm_fwd),        .summary = "root-mean-square norm with gain",
+    OP_LIST(dims, dims),       .cost = fwd_cost,
     .backward = "rmsnorm_bwd", .tolerance = 2e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
 OP_TABLES(rmsnorm_bwd, RMSNORM_BWD_FIELDS);
 const struct op_desc rmsnorm_bwd_desc = {
-    OP_IS(rmsnorm_bwd), .summary = "gradient of rmsnorm_fwd, plus a by-passing gradient",
-    OP_LIST(dims, dims),
-    .cost = bwd_cost,
-    .tolerance = 5e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(rmsnorm_bwd),    .summary = "gradient of rmsnorm_fwd, plus a by-passing gradient",
+    OP_LIST(dims, dims),   .cost = bwd_cost,
+    .tolerance = 5e-6,     OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

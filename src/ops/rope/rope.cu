@@ -32,7 +32,9 @@ template <int V> __device__ __forceinline__ void unit_columns(const struct rope_
 
 /* Angles of unit u at a token: for halves V pairs (first[e], second[e]); for neighbours V/2 pairs in each vector. Units
  * that pass turn by 0. */
-template <int V> __device__ __forceinline__ void unit_angles(const struct rope_call &a, int64_t token, int u, float (&cosine)[V], float (&sine)[V])
+template <int V>
+__device__ __forceinline__ void unit_angles(const struct rope_call &a, int64_t token, int u, float (&cosine)[V],
+                                            float (&sine)[V])
 {
 #pragma unroll
     for (int e = 0; e < V; e++) {
@@ -57,7 +59,8 @@ template <int V> __device__ __forceinline__ void unit_angles(const struct rope_c
 }
 
 template <int V, bool INTERLEAVED>
-__device__ __forceinline__ void turn(float (&first)[V], float (&second)[V], const float (&cosine)[V], const float (&sine)[V])
+__device__ __forceinline__ void turn(float (&first)[V], float (&second)[V], const float (&cosine)[V],
+                                     const float (&sine)[V])
 {
     if constexpr (INTERLEAVED) {
 #pragma unroll
@@ -148,7 +151,8 @@ static __global__ void __launch_bounds__(256, 2) rope_norm_bwd_rows(const __grid
     __shared__ float shared[8][TEAM * 2 * V];
     int u = threadIdx.x % TEAM, team = threadIdx.x / TEAM, groups = (int)((a.heads + HEADS - 1) / HEADS);
     bool mine = u < (int)(a.d / (2 * V));
-    int64_t first = blockIdx.x * a.tokens_per_block, tokens = min(a.tokens - first, a.tokens_per_block), items = tokens * groups;
+    int64_t first = blockIdx.x * a.tokens_per_block, tokens = min(a.tokens - first, a.tokens_per_block),
+            items = tokens * groups;
     int c1, c2;
     unit_columns<V>(a, u, &c1, &c2);
     float g1[V] = {}, g2[V] = {}, sum1[V] = {}, sum2[V] = {};
@@ -247,7 +251,7 @@ static __global__ void __launch_bounds__(256, 2) rope_norm_bwd_rows(const __grid
     }
 }
 
-/* ---- any shape: a block a head of a token, pair by pair ---------------------------------------------------------- */
+/* ---- any shape: a block a head of a token, pair by pair -------------------------------------- */
 
 /* Column pair of item i: turned pairs first, then single columns (second = -1). */
 __device__ __forceinline__ void item_columns(const struct rope_call &a, int64_t i, int64_t *first, int64_t *second)
@@ -263,8 +267,8 @@ __device__ __forceinline__ void item_columns(const struct rope_call &a, int64_t 
 
 /* Values of item i after the gain (forward) or before it (backward), turned. */
 template <typename T>
-__device__ __forceinline__ void item_values(const struct rope_call &a, const T *x, int64_t token, int64_t i, float rstd, int64_t *first,
-                                            int64_t *second, float *p, float *q)
+__device__ __forceinline__ void item_values(const struct rope_call &a, const T *x, int64_t token, int64_t i, float rstd,
+                                            int64_t *first, int64_t *second, float *p, float *q)
 {
     item_columns(a, i, first, second);
     bool gains = !a.back && a.w != NULL;
@@ -275,14 +279,16 @@ __device__ __forceinline__ void item_values(const struct rope_call &a, const T *
     *q = to_float(x[*second]) * (gains ? rstd * (a.w[*second] + a.one) : 1.0f);
     int64_t at = a.pos[token];
     bool inside = at >= 0 && at < a.positions;
-    float nan = __int_as_float(0x7fffffff), c = inside ? a.cos[at * a.cos_stride + i] : nan, s = inside ? a.sin[at * a.sin_stride + i] : nan;
+    float nan = __int_as_float(0x7fffffff), c = inside ? a.cos[at * a.cos_stride + i] : nan,
+          s = inside ? a.sin[at * a.sin_stride + i] : nan;
     s = a.back ? -s : s;
     float old = *p;
     *p = old * c - *q * s;
     *q = *q * c + old * s;
 }
 
-template <typename T> static __global__ void __launch_bounds__(128) rope_plain(const __grid_constant__ struct rope_call a)
+template <typename T>
+static __global__ void __launch_bounds__(128) rope_plain(const __grid_constant__ struct rope_call a)
 {
     __shared__ float scratch[4];
     int64_t token = blockIdx.x / a.heads, head = blockIdx.x % a.heads, c1, c2;
@@ -305,11 +311,13 @@ template <typename T> static __global__ void __launch_bounds__(128) rope_plain(c
     }
 }
 
-template <typename T> static __global__ void __launch_bounds__(128) rope_norm_bwd_plain(const __grid_constant__ struct rope_call a)
+template <typename T>
+static __global__ void __launch_bounds__(128) rope_norm_bwd_plain(const __grid_constant__ struct rope_call a)
 {
     __shared__ float scratch[4];
     float *dw = a.dw + blockIdx.x * a.d, p, q;
-    int64_t first = blockIdx.x * a.tokens_per_block, end = min(a.tokens, first + a.tokens_per_block), items = a.d - a.pairs, c1, c2;
+    int64_t first = blockIdx.x * a.tokens_per_block, end = min(a.tokens, first + a.tokens_per_block),
+            items = a.d - a.pairs, c1, c2;
     for (int64_t i = threadIdx.x; i < items; i += 128) {
         item_columns(a, i, &c1, &c2);
         dw[c1] = 0;
@@ -343,17 +351,19 @@ template <typename T> static __global__ void __launch_bounds__(128) rope_norm_bw
     }
 }
 
-/* ---- launches ------------------------------------------------------------------------------------------------------ */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 template <typename T> static bool fits_units(const struct rope_call *a)
 {
     constexpr int V = pack<T>::N;
-    return aligned16(&a->x) && aligned16(&a->y) && absent_or_aligned16(&a->in) && pointer16(a->w) && pointer16(a->dw) && pointer16(a->cos) &&
-           pointer16(a->sin) && a->cos_stride % 4 == 0 && a->sin_stride % 4 == 0 && a->pairs % V == 0 && a->d % (2 * V) == 0 &&
-           a->d / (2 * V) <= 32 && a->d > 0 && a->tokens * a->heads * 32 < (1ll << 31);
+    return aligned16(&a->x) && aligned16(&a->y) && absent_or_aligned16(&a->in) && pointer16(a->w) && pointer16(a->dw) &&
+           pointer16(a->cos) && pointer16(a->sin) && a->cos_stride % 4 == 0 && a->sin_stride % 4 == 0 &&
+           a->pairs % V == 0 && a->d % (2 * V) == 0 && a->d / (2 * V) <= 32 && a->d > 0 &&
+           a->tokens * a->heads * 32 < (1ll << 31);
 }
 
-template <typename T, int TEAM, int HEADS, bool INTERLEAVED> static int launch_rows(struct lane *lane, const struct rope_call *a)
+template <typename T, int TEAM, int HEADS, bool INTERLEAVED>
+static int launch_rows(struct lane *lane, const struct rope_call *a)
 {
     unsigned grid = (unsigned)ceil_div(a->tokens * ceil_div(a->heads, HEADS) * TEAM, 256);
     if (a->w != NULL && !a->back)
@@ -363,7 +373,8 @@ template <typename T, int TEAM, int HEADS, bool INTERLEAVED> static int launch_r
     return ST_OK;
 }
 
-template <typename T, int TEAM> static int launch_team(struct lane *lane, const struct rope_call *a, bool norm_bwd, unsigned blocks)
+template <typename T, int TEAM>
+static int launch_team(struct lane *lane, const struct rope_call *a, bool norm_bwd, unsigned blocks)
 {
     if (norm_bwd) {
         if (a->interleaved)
@@ -396,7 +407,8 @@ template <typename T> static int rope_run(struct lane *lane, const struct rope_c
     return ST_OK;
 }
 
-static struct rope_call tables(const struct tensor *x, const struct tensor *cos_table, const struct tensor *sin_table, const struct tensor *pos)
+static struct rope_call tables(const struct tensor *x, const struct tensor *cos_table, const struct tensor *sin_table,
+                               const struct tensor *pos)
 {
     struct rope_call c = {};
     c.tokens = x->dim[0];

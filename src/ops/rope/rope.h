@@ -15,35 +15,34 @@
 
 #include "ops/op.h"
 
-#define ROPE_FWD_FIELDS(T, N, S, op)                   \
-    T(op, x, IN, REAL, "tokens heads d")               \
-    T(op, w, OPT, WIDE, "d")                           \
-    T(op, cos, OPT_FIXED, WIDE, "positions half")      \
-    T(op, sin, OPT_FIXED, WIDE, "positions half @cos") \
-    T(op, pos, OPT, I32, "tokens +cos")                \
-    T(op, y, OUT, REAL, "tokens heads d")              \
-    T(op, rstd, OPT_SAVED, WIDE, "tokens heads @w")    \
-    N(op, double, eps, 1e-5)                           \
-    N(op, bool, zero_centered, 0)                      \
+#define ROPE_FWD_FIELDS(T, N, S, op)                                                                                   \
+    T(op, x, IN, REAL, "tokens heads d")                                                                               \
+    T(op, w, OPT, WIDE, "d")                                                                                           \
+    T(op, cos, OPT_FIXED, WIDE, "positions half")                                                                      \
+    T(op, sin, OPT_FIXED, WIDE, "positions half @cos")                                                                 \
+    T(op, pos, OPT, I32, "tokens +cos")                                                                                \
+    T(op, y, OUT, REAL, "tokens heads d")                                                                              \
+    T(op, rstd, OPT_SAVED, WIDE, "tokens heads @w")                                                                    \
+    N(op, double, eps, 1e-5)                                                                                           \
+    N(op, bool, zero_centered, 0)                                                                                      \
     N(op, bool, interleaved, 0)
 OP_ARGS(rope_fwd, ROPE_FWD_FIELDS);
-#define ROPE_BWD_FIELDS(T, N, S, op)             \
-    T(op, dy, IN, REAL, "tokens heads d")        \
-    T(op, x, OPT, REAL, "tokens heads d +w")     \
-    T(op, w, OPT, WIDE, "d")                     \
-    T(op, rstd, OPT, WIDE, "tokens heads +w")    \
-    T(op, cos, OPT, WIDE, "positions half")      \
-    T(op, sin, OPT, WIDE, "positions half @cos") \
-    T(op, pos, OPT, I32, "tokens +cos")          \
-    T(op, dx, OUT, REAL, "tokens heads d")       \
-    T(op, dw, OPT_SUM, WIDE, "d @w")             \
-    T(op, work, WORK, U8, "")                    \
-    N(op, bool, zero_centered, 0)                \
+#define ROPE_BWD_FIELDS(T, N, S, op)                                                                                   \
+    T(op, dy, IN, REAL, "tokens heads d")                                                                              \
+    T(op, x, OPT, REAL, "tokens heads d +w")                                                                           \
+    T(op, w, OPT, WIDE, "d")                                                                                           \
+    T(op, rstd, OPT, WIDE, "tokens heads +w")                                                                          \
+    T(op, cos, OPT, WIDE, "positions half")                                                                            \
+    T(op, sin, OPT, WIDE, "positions half @cos")                                                                       \
+    T(op, pos, OPT, I32, "tokens +cos")                                                                                \
+    T(op, dx, OUT, REAL, "tokens heads d")                                                                             \
+    T(op, dw, OPT_SUM, WIDE, "d @w")                                                                                   \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, bool, zero_centered, 0)                                                                                      \
     N(op, bool, interleaved, 0)
 OP_ARGS(rope_bwd, ROPE_BWD_FIELDS);
 /* Host only: every pos must name a row of the tables. */
-int rope_positions_check(const char *op, const struct tensor *pos, const struct tensor *cos_table,
-                         struct err *e);
+int rope_positions_check(const char *op, const struct tensor *pos, const struct tensor *cos_table, struct err *e);
 
 /* Frequencies and tables, computed in double; pure functions. */
 enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
@@ -55,7 +54,7 @@ struct rope_config {
     int64_t original;                                    /* original context length: llama3, yarn */
     double low, high;                                    /* llama3 */
     double beta_fast, beta_slow, mscale, mscale_all_dim; /* yarn; both mscales 0: not set */
-    bool exact; /* yarn: the ends of the band of channels are not rounded */
+    bool exact;                                          /* yarn: the ends of the band of channels are not rounded */
 };
 int rope_config_check(const struct rope_config *c, struct err *e);
 /* freq [dim/2]; returns the factor that multiplies cos and sin (1 except for yarn). Linear scaling

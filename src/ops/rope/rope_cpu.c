@@ -7,8 +7,8 @@
 #include <math.h>
 
 /* y = rotation of x by (cosines, sign * sines) over `pairs` channel pairs; y may be x. */
-static void rotate(float *y, const float *x, const float *cosines, const float *sines, float sign,
-                   int64_t pairs, bool interleaved)
+static void rotate(float *y, const float *x, const float *cosines, const float *sines, float sign, int64_t pairs,
+                   bool interleaved)
 {
     if (interleaved) {
 #pragma omp simd
@@ -78,14 +78,11 @@ int CPU_NAME(rope_fwd_cpu)(struct lane *l, const struct rope_fwd_args *a)
 
 int64_t CPU_NAME(rope_bwd_work_cpu)(const struct rope_bwd_args *a)
 {
-    return a->w.rank == 0
-               ? 0
-               : ceil_div(a->dy.dim[0], RMSNORM_BLOCK) * a->dy.dim[2] * (int64_t)sizeof(float);
+    return a->w.rank == 0 ? 0 : ceil_div(a->dy.dim[0], RMSNORM_BLOCK) * a->dy.dim[2] * (int64_t)sizeof(float);
 }
 
 /* du of one head, in dx, becomes dx. */
-static void norm_bwd(const struct rope_bwd_args *a, float *dx, const float *x, float rstd,
-                     int64_t d, float *dw_block)
+static void norm_bwd(const struct rope_bwd_args *a, float *dx, const float *x, float rstd, int64_t d, float *dw_block)
 {
     const float *w = a->w.data, one = a->zero_centered ? 1.0f : 0.0f;
     float sum = 0;
@@ -112,8 +109,8 @@ static void bwd_token(const struct rope_bwd_args *a, int64_t t, float *dw_block)
         rotate(dx, dy, cosines, sines, -1.0f, pairs, a->interleaved);
         pass(dx, dy, 2 * pairs, d);
         if (dw_block != NULL)
-            norm_bwd(a, dx, (const float *)a->x.data + t * a->x.stride[0] + h * a->x.stride[1],
-                     f32_row(&a->rstd, t)[h], d, dw_block);
+            norm_bwd(a, dx, (const float *)a->x.data + t * a->x.stride[0] + h * a->x.stride[1], f32_row(&a->rstd, t)[h],
+                     d, dw_block);
     }
 }
 

@@ -25,8 +25,7 @@ int rope_bwd_check(const struct rope_bwd_args *a, struct err *e)
     return check_tables("rope_bwd", &a->dy, &a->cos, e);
 }
 
-int rope_positions_check(const char *op, const struct tensor *pos, const struct tensor *cos_table,
-                         struct err *e)
+int rope_positions_check(const char *op, const struct tensor *pos, const struct tensor *cos_table, struct err *e)
 {
     if (!present(cos_table))
         return ST_OK;
@@ -34,17 +33,16 @@ int rope_positions_check(const char *op, const struct tensor *pos, const struct 
     int64_t positions = cos_table->dim[0];
     for (int64_t t = 0; t < pos->dim[0]; t++)
         if (p[t] < 0 || p[t] >= positions)
-            return err_set(e, ST_INVALID,
-                           "%s: pos[%lld] is %d, the tables have positions 0 to %lld", op,
-                           (long long)t, p[t], (long long)positions - 1);
+            return err_set(e, ST_INVALID, "%s: pos[%lld] is %d, the tables have positions 0 to %lld", op, (long long)t,
+                           p[t], (long long)positions - 1);
     return ST_OK;
 }
 
-/* ---- descriptors --------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 enum { TOKENS, HEADS, WIDTH, ROTATED, POSITIONS, HALF };
-static const struct op_dim dims[] = {
-    {"tokens", 5}, {"heads", 3}, {"d", 16}, {"rd", 16}, {"positions", 11}, {"half", 0}};
+static const struct op_dim dims[] = {{"tokens", 5}, {"heads", 3},      {"d", 16},
+                                     {"rd", 16},    {"positions", 11}, {"half", 0}};
 
 static void halve(struct op_call *c) { c->dim[HALF] = floor(c->dim[ROTATED] / 2); }
 
@@ -56,8 +54,7 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
     if (c->desc->args[arg].type != ARG_I32)
         return false;
     for (int64_t i = 0; i < tensor_elems(t); i++)
-        ((int32_t *)t->data)[i] =
-            (int32_t)rng_below(key, (uint64_t)i, (uint64_t)dim_of(c, POSITIONS));
+        ((int32_t *)t->data)[i] = (int32_t)rng_below(key, (uint64_t)i, (uint64_t)dim_of(c, POSITIONS));
     return true;
 }
 
@@ -106,24 +103,14 @@ static const struct op_sample bench[] = {
 
 OP_TABLES(rope_fwd, ROPE_FWD_FIELDS);
 const struct op_desc rope_fwd_desc = {
-    OP_IS(rope_fwd),
-    .sample_dims = halve,
-    .summary = "per-head norm and rotary position embedding",
-    OP_LIST(dims, dims),
-    .cost = fwd_cost,
-    .sample_fill = fill,
-    .backward = "rope_bwd",
-    .tolerance = 2e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(rope_fwd),        .sample_dims = halve, .summary = "per-head norm and rotary position embedding",
+    OP_LIST(dims, dims),    .cost = fwd_cost,     .sample_fill = fill,
+    .backward = "rope_bwd", .tolerance = 2e-6,    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 OP_TABLES(rope_bwd, ROPE_BWD_FIELDS);
 const struct op_desc rope_bwd_desc = {
-    OP_IS(rope_bwd),
-    .sample_dims = halve,
-    .summary = "gradient of rope_fwd",
-    OP_LIST(dims, dims),
-    .cost = bwd_cost,
-    .sample_fill = fill,
-    .tolerance = 5e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(rope_bwd),     .sample_dims = halve,      .summary = "gradient of rope_fwd",
+    OP_LIST(dims, dims), .cost = bwd_cost,          .sample_fill = fill,
+    .tolerance = 5e-6,   OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

@@ -10,14 +10,13 @@ static double gain(const struct tensor *w, bool zero_centered, int64_t c)
 }
 
 /* Rotate the first channels of u in place by the angles of row `position`, or back. */
-static void rotate(double *u, const struct tensor *cos_table, const struct tensor *sin_table,
-                   int64_t position, bool interleaved, bool back)
+static void rotate(double *u, const struct tensor *cos_table, const struct tensor *sin_table, int64_t position,
+                   bool interleaved, bool back)
 {
     int64_t pairs = cos_table->dim[1];
     const double *cosines = f64_row(cos_table, position), *sines = f64_row(sin_table, position);
     for (int64_t c = 0; c < pairs; c++) {
-        double *x = interleaved ? u + 2 * c : u + c,
-               *y = interleaved ? u + 2 * c + 1 : u + c + pairs;
+        double *x = interleaved ? u + 2 * c : u + c, *y = interleaved ? u + 2 * c + 1 : u + c + pairs;
         double old_x = *x, old_y = *y, s = back ? -sines[c] : sines[c];
         *x = old_x * cosines[c] - old_y * s;
         *y = old_y * cosines[c] + old_x * s;
@@ -41,8 +40,7 @@ int rope_fwd_ref(struct lane *l, const struct rope_fwd_args *a)
         for (int64_t c = 0; c < d; c++)
             y[c] = x[c] * rstd * gain(&a->w, a->zero_centered, c);
         if (present(&a->cos))
-            rotate(y, &a->cos, &a->sin, ((const int32_t *)a->pos.data)[r / heads], a->interleaved,
-                   false);
+            rotate(y, &a->cos, &a->sin, ((const int32_t *)a->pos.data)[r / heads], a->interleaved, false);
     }
     return ST_OK;
 }
@@ -61,8 +59,7 @@ int rope_bwd_ref(struct lane *l, const struct rope_bwd_args *a)
         for (int64_t c = 0; c < d; c++)
             du[c] = dy[c];
         if (present(&a->cos))
-            rotate(du, &a->cos, &a->sin, ((const int32_t *)a->pos.data)[r / heads], a->interleaved,
-                   true);
+            rotate(du, &a->cos, &a->sin, ((const int32_t *)a->pos.data)[r / heads], a->interleaved, true);
         if (!present(&a->w))
             continue;
         const double *x = f64_row(&a->x, r);

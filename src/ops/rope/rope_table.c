@@ -10,8 +10,8 @@ static bool positive(double x) { return isfinite(x) && x > 0; }
 int rope_config_check(const struct rope_config *c, struct err *e)
 {
     if (c->dim <= 0 || c->dim % 2 != 0 || c->dim > 1 << 20)
-        return err_set(e, ST_INVALID, "rope: dim is %lld, expected an even number from 2 to %d",
-                       (long long)c->dim, 1 << 20);
+        return err_set(e, ST_INVALID, "rope: dim is %lld, expected an even number from 2 to %d", (long long)c->dim,
+                       1 << 20);
     if (!isfinite(c->base) || c->base <= 1)
         return err_set(e, ST_INVALID, "rope: base is %g, expected a number above 1", c->base);
     if ((int)c->scaling < ROPE_PLAIN || c->scaling > ROPE_YARN)
@@ -19,27 +19,21 @@ int rope_config_check(const struct rope_config *c, struct err *e)
     if (c->scaling == ROPE_PLAIN)
         return ST_OK;
     if (!positive(c->factor))
-        return err_set(e, ST_INVALID, "rope: scaling factor is %g, expected a number above 0",
-                       c->factor);
+        return err_set(e, ST_INVALID, "rope: scaling factor is %g, expected a number above 0", c->factor);
     if (c->scaling == ROPE_LINEAR)
         return ST_OK;
     if (c->original <= 0)
         return err_set(e, ST_INVALID, "rope: original context length is %lld, expected 1 or more",
                        (long long)c->original);
     if (c->scaling == ROPE_LLAMA3 && (!positive(c->low) || !isfinite(c->high) || c->high <= c->low))
-        return err_set(
-            e, ST_INVALID,
-            "rope: low and high frequency factors are %g and %g, expected 0 < low < high", c->low,
-            c->high);
+        return err_set(e, ST_INVALID, "rope: low and high frequency factors are %g and %g, expected 0 < low < high",
+                       c->low, c->high);
     if (c->scaling == ROPE_YARN) {
         if (!positive(c->beta_slow) || !isfinite(c->beta_fast) || c->beta_fast <= c->beta_slow)
-            return err_set(e, ST_INVALID,
-                           "rope: beta_slow and beta_fast are %g and %g, expected 0 < slow < fast",
+            return err_set(e, ST_INVALID, "rope: beta_slow and beta_fast are %g and %g, expected 0 < slow < fast",
                            c->beta_slow, c->beta_fast);
-        if (!isfinite(c->mscale) || c->mscale < 0 || !isfinite(c->mscale_all_dim) ||
-            c->mscale_all_dim < 0)
-            return err_set(e, ST_INVALID,
-                           "rope: mscale and mscale_all_dim are %g and %g, expected 0 or more",
+        if (!isfinite(c->mscale) || c->mscale < 0 || !isfinite(c->mscale_all_dim) || c->mscale_all_dim < 0)
+            return err_set(e, ST_INVALID, "rope: mscale and mscale_all_dim are %g and %g, expected 0 or more",
                            c->mscale, c->mscale_all_dim);
     }
     return ST_OK;
@@ -82,10 +76,7 @@ static double frequency(const struct rope_config *c, int64_t k)
     return c->scaling == ROPE_YARN ? yarn_frequency(c, k, w) : w;
 }
 
-static double mscale(double factor, double m)
-{
-    return factor <= 1 ? 1 : 0.1 * m * log(factor) + 1;
-}
+static double mscale(double factor, double m) { return factor <= 1 ? 1 : 0.1 * m * log(factor) + 1; }
 
 /* What multiplies cos and sin. */
 static double amplitude(const struct rope_config *c)

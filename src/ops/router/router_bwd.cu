@@ -1,6 +1,6 @@
-/* router backward on the GPU, and the small ones beside it: noise, jitter, bias. Backward: a block for each ROUTER_BLOCK
- * rows of a sequence, because the gradient of the balance losses by the scores is one vector for a sequence; a warp for
- * each token at a time. No sum crosses a token. */
+/* router backward on the GPU, and the small ones beside it: noise, jitter, bias. Backward: a block for each
+ * ROUTER_BLOCK rows of a sequence, because the gradient of the balance losses by the scores is one vector for a
+ * sequence; a warp for each token at a time. No sum crosses a token. */
 #include "ops/router/router_row.cuh"
 #include "ops/dropout/dropout.h"
 #include "ops/router/router.h"
@@ -30,7 +30,8 @@ __device__ double slope_of_losses(const struct back_job &p, int64_t b, int e)
 
 /* dz from the gradients of the probabilities. */
 template <int PER>
-__device__ __forceinline__ void through_probs(const struct back_job &p, int64_t t, const struct router_soft &soft, const float s[PER], float dz[PER])
+__device__ __forceinline__ void through_probs(const struct back_job &p, int64_t t, const struct router_soft &soft,
+                                              const float s[PER], float dz[PER])
 {
     int lane = threadIdx.x % 32, k = p.mode.k;
     struct router_chosen c;
@@ -54,7 +55,8 @@ __device__ __forceinline__ void through_probs(const struct back_job &p, int64_t 
         else if (p.mode.score == ROUTER_SOFTMAX)
             value[i] = c.p[i] * (g[i] - dot);
         else
-            value[i] = (p.mode.normalises ? (g[i] - dot) / c.sum : g[i]) * router_slope_of(p.mode.score, c.z[i], c.s[i]);
+            value[i] =
+                (p.mode.normalises ? (g[i] - dot) / c.sum : g[i]) * router_slope_of(p.mode.score, c.z[i], c.s[i]);
     }
 #pragma unroll
     for (int i = 0; i < PER; i++)
@@ -70,8 +72,9 @@ __device__ __forceinline__ void through_probs(const struct back_job &p, int64_t 
 }
 
 template <int PER>
-__device__ __forceinline__ void through_losses(const struct back_job &p, const struct router_soft &soft, const float z[PER], const float s[PER],
-                                               const float *slope, float per_z, float dz[PER])
+__device__ __forceinline__ void through_losses(const struct back_job &p, const struct router_soft &soft,
+                                               const float z[PER], const float s[PER], const float *slope, float per_z,
+                                               float dz[PER])
 {
     int lane = threadIdx.x % 32;
     if (p.balances) {
@@ -89,7 +92,8 @@ __device__ __forceinline__ void through_losses(const struct back_job &p, const s
             if (lane + 32 * i >= p.mode.n)
                 continue;
             float from = slope[lane + 32 * i] - dot;
-            dz[i] += p.mode.score == ROUTER_SOFTMAX ? s[i] * from : from / over * router_slope_of(p.mode.score, z[i], s[i]);
+            dz[i] +=
+                p.mode.score == ROUTER_SOFTMAX ? s[i] * from : from / over * router_slope_of(p.mode.score, z[i], s[i]);
         }
     }
     if (per_z != 0) {
@@ -160,7 +164,7 @@ extern "C" int router_bwd_cuda(struct lane *l, const struct router_bwd_args *a)
     return ST_OK;
 }
 
-/* ---- noise, jitter, bias ----------------------------------------------------------------------------------------- */
+/* ---- noise, jitter, bias --------------------------------------------------------------------- */
 
 enum { THREADS = 256 };
 
@@ -181,8 +185,8 @@ extern "C" int router_noise_cuda(struct lane *l, const struct router_noise_args 
 {
     TRY(router_noise_check(a, l->err));
     int64_t rows = a->logits.dim[0], n = a->logits.dim[1];
-    LAUNCH(l, noise_kernel, (unsigned)ceil_div(rows * ceil_div(n, 4), THREADS), THREADS, 0, (const int64_t *)a->info.data,
-           (float *)a->logits.data, a->logits.stride[0], rows, n, a->key, a->seq);
+    LAUNCH(l, noise_kernel, (unsigned)ceil_div(rows * ceil_div(n, 4), THREADS), THREADS, 0,
+           (const int64_t *)a->info.data, (float *)a->logits.data, a->logits.stride[0], rows, n, a->key, a->seq);
     return ST_OK;
 }
 
@@ -238,8 +242,10 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) jitter_k
 extern "C" int router_jitter_cuda(struct lane *l, const struct router_jitter_args *a)
 {
     TRY(router_jitter_check(a, l->err));
-    struct jitter_job p = {a->x.data, a->y.data, (const int64_t *)a->info.data, a->x.stride[0], a->y.stride[0], a->x.dim[0],
-                           a->x.dim[1], a->seq, a->key, (float)a->eps, a->acc_y};
+    struct jitter_job p = {a->x.data,      a->y.data,      (const int64_t *)a->info.data,
+                           a->x.stride[0], a->y.stride[0], a->x.dim[0],
+                           a->x.dim[1],    a->seq,         a->key,
+                           (float)a->eps,  a->acc_y};
     bool vec = aligned16(&a->x) && aligned16(&a->y);
     BY_REAL(a->x.dtype, T, {
         p.cols /= vec ? pack<T>::N : 1;
@@ -276,6 +282,7 @@ extern "C" int router_bias_cuda(struct lane *l, const struct router_bias_args *a
 {
     TRY(router_bias_check(a, l->err));
     if (a->bias.dim[0] > 0)
-        LAUNCH(l, bias_kernel, 1, THREADS, 0, (const double *)a->tally.data, (float *)a->bias.data, a->bias.dim[0], a->rate);
+        LAUNCH(l, bias_kernel, 1, THREADS, 0, (const double *)a->tally.data, (float *)a->bias.data, a->bias.dim[0],
+               a->rate);
     return ST_OK;
 }

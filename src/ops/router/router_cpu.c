@@ -38,10 +38,7 @@ static float softmax(const float *z, int64_t n, float *p)
     return most + logf(sum);
 }
 
-static float root_softplus(float z)
-{
-    return sqrtf(z > (float)router_threshold() ? z : log1pf(expf(z)));
-}
+static float root_softplus(float z) { return sqrtf(z > (float)router_threshold() ? z : log1pf(expf(z))); }
 
 static float slope_of(enum router_score kind, float z, float s)
 {
@@ -106,16 +103,14 @@ static void mask_groups(const struct router_rule *r, int64_t n, int64_t k, float
             v[e] = -INFINITY;
 }
 
-static void choose(const struct router_fwd_args *a, int64_t t, const float *z, const float *s,
-                   int32_t *chosen)
+static void choose(const struct router_fwd_args *a, int64_t t, const float *z, const float *s, int32_t *chosen)
 {
     const struct router_rule *r = &a->rule;
     int64_t n = a->logits.dim[1], k = a->probs.dim[1];
     const float *bias = a->bias.data, *from = r->score == ROUTER_SOFTMAX && !r->pre_softmax ? z : s;
     float v[MAX_E];
     if (present(&a->table)) {
-        memcpy(chosen, (const int32_t *)a->table.data + router_table_row(a, t) * k,
-               (size_t)k * sizeof *chosen);
+        memcpy(chosen, (const int32_t *)a->table.data + router_table_row(a, t) * k, (size_t)k * sizeof *chosen);
         return;
     }
     if (bias == NULL && r->groups == 0) {
@@ -168,8 +163,8 @@ static int64_t carve(const struct router_fwd_args *a, struct scratch *s, char *b
     int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->probs.dim[1],
             blocks = router_blocks(rows, a->rule.seq);
     int64_t at[5], size = 0,
-                   want[5] = {rows / a->rule.seq * n * 8, blocks * 8, blocks * n * 4,
-                              blocks * n * 4, a->rule.capacity > 0 ? (rows * k + n + 1) * 4 : 0};
+                   want[5] = {rows / a->rule.seq * n * 8, blocks * 8, blocks * n * 4, blocks * n * 4,
+                              a->rule.capacity > 0 ? (rows * k + n + 1) * 4 : 0};
     for (int i = 0; i < 5; i++) {
         at[i] = size;
         size += round_up(want[i], 64);
@@ -181,10 +176,7 @@ static int64_t carve(const struct router_fwd_args *a, struct scratch *s, char *b
     return size;
 }
 
-int64_t CPU_NAME(router_fwd_work_cpu)(const struct router_fwd_args *a)
-{
-    return carve(a, NULL, NULL);
-}
+int64_t CPU_NAME(router_fwd_work_cpu)(const struct router_fwd_args *a) { return carve(a, NULL, NULL); }
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
@@ -194,8 +186,8 @@ struct forward {
     bool balance, wants_z; /* what of the losses is asked for */
 };
 
-static void add_balance(const struct forward *f, const float *z, const float *s,
-                        const int32_t *chosen, float *sums, int32_t *hits)
+static void add_balance(const struct forward *f, const float *z, const float *s, const int32_t *chosen, float *sums,
+                        int32_t *hits)
 {
     const struct router_fwd_args *a = f->a;
     int64_t n = a->logits.dim[1], k = a->probs.dim[1];
@@ -210,8 +202,8 @@ static void add_balance(const struct forward *f, const float *z, const float *s,
 #pragma omp simd
     for (int64_t e = 0; e < n; e++)
         sums[e] += s[e] * over;
-    bool same = a->rule.score == ROUTER_SOFTMAX && !a->rule.pre_softmax && a->rule.groups == 0 &&
-                !present(&a->bias) && !present(&a->table);
+    bool same = a->rule.score == ROUTER_SOFTMAX && !a->rule.pre_softmax && a->rule.groups == 0 && !present(&a->bias) &&
+                !present(&a->table);
     if (!same)
         top(z, n, k, plain);
     for (int64_t j = 0; j < k; j++)
@@ -228,8 +220,7 @@ static void forward_block(const struct forward *f, int64_t block)
     float s[MAX_E], soft[MAX_E], *sums = f->s.sums + block * n, scale = (float)r->scale;
     int32_t *hits = f->s.hits + block * n;
     bool hashed = present(&a->token);
-    bool wants_soft =
-        f->wants_z || (r->score == ROUTER_SOFTMAX && (f->balance || router_softmax_all(r, hashed)));
+    bool wants_soft = f->wants_z || (r->score == ROUTER_SOFTMAX && (f->balance || router_softmax_all(r, hashed)));
     double z_sum = 0;
     memset(sums, 0, (size_t)n * sizeof *sums);
     memset(hits, 0, (size_t)n * sizeof *hits);
@@ -270,8 +261,7 @@ static uint32_t drop_key(const struct router_fwd_args *a, int32_t i)
 }
 
 /* The choices of one expert, in order of tokens; all but `capacity` of them are marked. */
-static void drop_expert(const struct router_fwd_args *a, const int32_t *list, int64_t n,
-                        int64_t capacity)
+static void drop_expert(const struct router_fwd_args *a, const int32_t *list, int64_t n, int64_t capacity)
 {
     float *p = a->probs.data;
     int32_t *idx = a->idx.data;
@@ -340,8 +330,7 @@ static void gather_balance(const struct forward *f, double stat[ROUTER_STATS])
         }
     }
     router_global_load(load, batch, n, a->global.data, a->acc_global);
-    struct router_sums all = {
-        .experts = n, .k = k, .rows = rows, .seq = seq, .load = load, .score = f->s.by_seq};
+    struct router_sums all = {.experts = n, .k = k, .rows = rows, .seq = seq, .load = load, .score = f->s.by_seq};
     if (rows > 0)
         router_losses(&all, stat);
 }
@@ -371,10 +360,8 @@ int CPU_NAME(router_fwd_cpu)(struct lane *l, const struct router_fwd_args *a)
     TRY(router_fwd_check(a, l->err));
     TRY(router_table_check(a, l->err));
     TRY(check_work("router_fwd", &a->work, carve(a, NULL, NULL), l->err));
-    int64_t rows = a->logits.dim[0], n = a->logits.dim[1],
-            blocks = router_blocks(rows, a->rule.seq);
-    struct forward f = {
-        .a = a, .balance = present(&a->load), .wants_z = present(&a->stat) || present(&a->loss)};
+    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], blocks = router_blocks(rows, a->rule.seq);
+    struct forward f = {.a = a, .balance = present(&a->load), .wants_z = present(&a->stat) || present(&a->loss)};
     double stat[ROUTER_STATS] = {0};
     carve(a, &f.s, a->work.data);
 #pragma omp parallel for schedule(static) if (rows * n > 4096)
@@ -399,8 +386,7 @@ struct backward {
     bool balances, hashed;
 };
 
-static void through_probs(const struct backward *b, int64_t t, const float *z, const float *s,
-                          float *dz)
+static void through_probs(const struct backward *b, int64_t t, const float *z, const float *s, float *dz)
 {
     const struct router_bwd_args *a = b->a;
     const struct router_rule *r = &a->rule;
@@ -428,8 +414,7 @@ static void through_probs(const struct backward *b, int64_t t, const float *z, c
         else if (r->score == ROUTER_SOFTMAX)
             dz[at[j]] += p[j] * (g[j] - dot);
         else
-            dz[at[j]] +=
-                (divides ? (g[j] - dot) / sum : g[j]) * slope_of(r->score, z[at[j]], s[at[j]]);
+            dz[at[j]] += (divides ? (g[j] - dot) / sum : g[j]) * slope_of(r->score, z[at[j]], s[at[j]]);
     }
 }
 
@@ -461,8 +446,7 @@ static void backward_rows(struct backward *b, int64_t first, int64_t end)
     const struct router_rule *r = &a->rule;
     int64_t n = a->logits.dim[1];
     float s[MAX_E], soft[MAX_E], dz[MAX_E];
-    bool wants_soft = b->z != 0 || (r->score == ROUTER_SOFTMAX &&
-                                    (b->balances || router_softmax_all(r, b->hashed)));
+    bool wants_soft = b->z != 0 || (r->score == ROUTER_SOFTMAX && (b->balances || router_softmax_all(r, b->hashed)));
     for (int64_t t = first; t < end; t++) {
         const float *z = f32_row(&a->logits, t);
         float lse = wants_soft ? softmax(z, n, soft) : 0;
@@ -487,8 +471,7 @@ int CPU_NAME(router_bwd_cpu)(struct lane *l, const struct router_bwd_args *a)
 {
     TRY(router_bwd_check(a, l->err));
     const struct router_rule *r = &a->rule;
-    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->idx.dim[1],
-            blocks = router_blocks(rows, r->seq);
+    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->idx.dim[1], blocks = router_blocks(rows, r->seq);
     int64_t per_seq = ceil_div(r->seq, ROUTER_BLOCK), batch = rows / r->seq;
     double dloss = present(&a->dloss) ? *(const double *)a->dloss.data : 0;
 #pragma omp parallel for schedule(static) if (rows * n > 4096)
@@ -541,8 +524,7 @@ int CPU_NAME(router_jitter_cpu)(struct lane *l, const struct router_jitter_args 
             dropout_bits(a->key, info[0], info[1] + t / a->seq, t % a->seq, c, bits);
 #pragma omp simd
             for (int64_t i = 0; i < m; i++) {
-                float factor = 1.0f + eps * ((float)bits[i] * unit - 1.0f),
-                      old = keep == 0.0f ? 0.0f : y[c + i];
+                float factor = 1.0f + eps * ((float)bits[i] * unit - 1.0f), old = keep == 0.0f ? 0.0f : y[c + i];
                 y[c + i] = old + x[c + i] * factor;
             }
         }

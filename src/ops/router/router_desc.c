@@ -10,21 +10,21 @@ enum { D_ROWS, D_E, D_BIAS, D_HASHED, D_ENTRIES };
 enum { VOCAB = 11 };
 
 /* The numbers of the rule, for both directions. */
-#define RULE_ATTRS(op)                                                \
-    OP_ATTR_EXTRA("k", 2)                                             \
-    OP_ATTR_IN(op, int, "score", rule.score, 0)                       \
-    OP_ATTR_IN(op, bool, "pre_softmax", rule.pre_softmax, 0)          \
-    OP_ATTR_IN(op, bool, "norm", rule.norm, 1)                        \
-    OP_ATTR_IN(op, int64_t, "groups", rule.groups, 0)                 \
-    OP_ATTR_IN(op, int64_t, "group_topk", rule.group_topk, 0)         \
-    OP_ATTR_IN(op, int64_t, "group_best", rule.group_best, 0)         \
-    OP_ATTR_IN(op, double, "scale", rule.scale, 1)                    \
-    OP_ATTR_IN(op, double, "capacity", rule.capacity, 0)              \
-    OP_ATTR_IN(op, bool, "drop_late", rule.drop_late, 0)              \
-    OP_ATTR_IN(op, double, "aux", rule.coef.aux, 0)                   \
-    OP_ATTR_IN(op, double, "seq_aux", rule.coef.seq_aux, 0)           \
-    OP_ATTR_IN(op, double, "global_aux", rule.coef.global_aux, 0)     \
-    OP_ATTR_IN(op, double, "z", rule.coef.z, 0)                       \
+#define RULE_ATTRS(op)                                                                                                 \
+    OP_ATTR_EXTRA("k", 2)                                                                                              \
+    OP_ATTR_IN(op, int, "score", rule.score, 0)                                                                        \
+    OP_ATTR_IN(op, bool, "pre_softmax", rule.pre_softmax, 0)                                                           \
+    OP_ATTR_IN(op, bool, "norm", rule.norm, 1)                                                                         \
+    OP_ATTR_IN(op, int64_t, "groups", rule.groups, 0)                                                                  \
+    OP_ATTR_IN(op, int64_t, "group_topk", rule.group_topk, 0)                                                          \
+    OP_ATTR_IN(op, int64_t, "group_best", rule.group_best, 0)                                                          \
+    OP_ATTR_IN(op, double, "scale", rule.scale, 1)                                                                     \
+    OP_ATTR_IN(op, double, "capacity", rule.capacity, 0)                                                               \
+    OP_ATTR_IN(op, bool, "drop_late", rule.drop_late, 0)                                                               \
+    OP_ATTR_IN(op, double, "aux", rule.coef.aux, 0)                                                                    \
+    OP_ATTR_IN(op, double, "seq_aux", rule.coef.seq_aux, 0)                                                            \
+    OP_ATTR_IN(op, double, "global_aux", rule.coef.global_aux, 0)                                                      \
+    OP_ATTR_IN(op, double, "z", rule.coef.z, 0)                                                                        \
     OP_ATTR_IN(op, int64_t, "seq", rule.seq, 4)
 
 /* A different order of E well separated values for each row, so that neither rounding nor the steps
@@ -37,15 +37,13 @@ static void fill_logits(struct tensor *t, uint64_t key)
         for (int64_t e = 0; e < n; e++)
             order[e] = e;
         for (int64_t e = n - 1; e > 0; e--) {
-            int64_t other = (int64_t)rng_below(key, (uint64_t)(r * n + e), (uint64_t)e + 1),
-                    swap = order[e];
+            int64_t other = (int64_t)rng_below(key, (uint64_t)(r * n + e), (uint64_t)e + 1), swap = order[e];
             order[e] = order[other];
             order[other] = swap;
         }
         for (int64_t e = 0; e < n; e++) {
             double noise = 0.8 * (rng_uniform(key + 1, (uint64_t)(r * n + e)) - 0.5);
-            tensor_set(t, r * n + e,
-                       (double)(float)(5 * (((double)order[e] + 0.5 + noise) / (double)n - 0.5)));
+            tensor_set(t, r * n + e, (double)(float)(5 * (((double)order[e] + 0.5 + noise) / (double)n - 0.5)));
         }
     }
 }
@@ -78,7 +76,8 @@ static bool fwd_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
         ((int32_t *)host->data)[i] = (int32_t)rng_below(key, (uint64_t)i, VOCAB);
     for (int64_t i = 0; op_arg_is(c, arg, "table") && i < tensor_elems(host); i++)
         ((int32_t *)host->data)[i] = (int32_t)((3 * (i / k) + i % k) % n);
-    return op_arg_is(c, arg, "logits") || op_arg_is(c, arg, "bias") || op_arg_is(c, arg, "token") || op_arg_is(c, arg, "table");
+    return op_arg_is(c, arg, "logits") || op_arg_is(c, arg, "bias") || op_arg_is(c, arg, "token") ||
+           op_arg_is(c, arg, "table");
 }
 
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
@@ -98,8 +97,7 @@ static bool bwd_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
     if (op_arg_is(c, arg, "logits"))
         fill_logits(host, key);
     for (int64_t i = 0; op_arg_is(c, arg, "idx") && i < tensor_elems(host); i++) {
-        int32_t expert =
-            (int32_t)((5 * (i / k) + i % k) % n); /* k neighbours, every ninth choice dropped */
+        int32_t expert = (int32_t)((5 * (i / k) + i % k) % n); /* k neighbours, every ninth choice dropped */
         ((int32_t *)host->data)[i] = a->rule.capacity > 0 && i % 9 == 4 ? -1 - expert : expert;
     }
     for (int64_t i = 0; op_arg_is(c, arg, "load") && i < tensor_elems(host); i++)
@@ -108,13 +106,15 @@ static bool bwd_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
 }
 
 /* Samples say 2 where experts are dictated row by row: that is not hash routing. */
-static void hash_routing(const struct op_call *c, void *args) { ((struct router_bwd_args *)args)->hashed = op_attr(c, "hashed") == 1; }
+static void hash_routing(const struct op_call *c, void *args)
+{
+    ((struct router_bwd_args *)args)->hashed = op_attr(c, "hashed") == 1;
+}
 
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(router_bwd, a, c);
-    double n = (double)tensor_elems(&a->logits),
-           size = (double)dtype_bytes(a->logits.dtype);
+    double n = (double)tensor_elems(&a->logits), size = (double)dtype_bytes(a->logits.dtype);
     *out = (struct op_cost){.flops = 16 * n, .bytes = 2 * n * size};
 }
 
@@ -161,26 +161,22 @@ OP_FIELDS(router_fwd, ROUTER_FWD_FIELDS, );
 OP_ATTRS(router_fwd, ROUTER_FWD_FIELDS, RULE_ATTRS(router_fwd));
 OP_CALLS(router_fwd);
 const struct op_desc router_fwd_desc = {
-    OP_IS(router_fwd),
-    .summary = "top-k experts and their probabilities, with balance and z losses",
-    OP_LIST(dims, dims),
-    .sample_dims = entries, .sample_shapes = only_asked, .cost = fwd_cost,
-    .sample_fill = fwd_fill,
-    .backward = "router_bwd",
-    .tolerance = 3e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(router_fwd),           .summary = "top-k experts and their probabilities, with balance and z losses",
+    OP_LIST(dims, dims),         .sample_dims = entries,
+    .sample_shapes = only_asked, .cost = fwd_cost,
+    .sample_fill = fwd_fill,     .backward = "router_bwd",
+    .tolerance = 3e-6,           OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 OP_FIELDS(router_bwd, ROUTER_BWD_FIELDS, );
 OP_ATTRS(router_bwd, ROUTER_BWD_FIELDS, RULE_ATTRS(router_bwd));
 OP_CALLS(router_bwd);
 const struct op_desc router_bwd_desc = {
-    OP_IS(router_bwd),
-    .summary = "gradient of router_fwd with respect to the logits",
-    OP_LIST(dims, dims),
-    .prepare = hash_routing, .cost = bwd_cost,
-    .sample_fill = bwd_fill,
-    .tolerance = 5e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(router_bwd),     .summary = "gradient of router_fwd with respect to the logits",
+    OP_LIST(dims, dims),   .prepare = hash_routing,
+    .cost = bwd_cost,      .sample_fill = bwd_fill,
+    .tolerance = 5e-6,     OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 
 /* ---- noise, jitter, bias --------------------------------------------------------------------- */
@@ -209,13 +205,13 @@ static void noise_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(router_noise, a, c);
     double n = (double)tensor_elems(&a->logits);
-    *out =
-        (struct op_cost){.flops = 40 * n, .bytes = n * (double)dtype_bytes(a->logits.dtype)};
+    *out = (struct op_cost){.flops = 40 * n, .bytes = n * (double)dtype_bytes(a->logits.dtype)};
 }
 
 static const struct op_sample noise_samples[] = {
     {"rows=6 d=33"}, {"rows=0 d=4"}, {"rows=9 d=1 seq=3 acc_y=1"}, {"rows=3 d=130 strided=1"}};
-static const struct op_sample noise_bench[] = {{"rows=4096 d=64"}, {"rows=4096 d=1024"}, {"rows=16384 d=2048 seq=4096 gpu=1"}};
+static const struct op_sample noise_bench[] = {
+    {"rows=4096 d=64"}, {"rows=4096 d=1024"}, {"rows=16384 d=2048 seq=4096 gpu=1"}};
 
 OP_TABLES(router_jitter, ROUTER_JITTER_FIELDS);
 const struct op_desc router_jitter_desc = {
@@ -225,7 +221,8 @@ const struct op_desc router_jitter_desc = {
     .cost = jitter_cost,
     .sample_fill = fill_info,
     .tolerance = 1e-6,
-    OP_LIST(samples, noise_samples), OP_LIST(bench, noise_bench),
+    OP_LIST(samples, noise_samples),
+    OP_LIST(bench, noise_bench),
 };
 OP_TABLES(router_noise, ROUTER_NOISE_FIELDS);
 const struct op_desc router_noise_desc = {
@@ -235,7 +232,8 @@ const struct op_desc router_noise_desc = {
     .cost = noise_cost,
     .sample_fill = fill_info,
     .tolerance = 1e-6,
-    OP_LIST(samples, noise_samples), OP_LIST(bench, noise_bench),
+    OP_LIST(samples, noise_samples),
+    OP_LIST(bench, noise_bench),
 };
 
 static const struct op_dim bias_dims[] = {{"experts", 7}};
@@ -254,8 +252,7 @@ static void bias_cost(const struct op_call *c, struct op_cost *out)
     *out = (struct op_cost){.flops = 3 * n, .bytes = 16 * n};
 }
 
-static const struct op_sample bias_samples[] = {
-    {"experts=7"}, {"experts=1"}, {"experts=64 rate=0.5"}};
+static const struct op_sample bias_samples[] = {{"experts=7"}, {"experts=1"}, {"experts=64 rate=0.5"}};
 static const struct op_sample bias_bench[] = {{"experts=256"}};
 
 OP_TABLES(router_bias, ROUTER_BIAS_FIELDS);
@@ -266,5 +263,6 @@ const struct op_desc router_bias_desc = {
     .cost = bias_cost,
     .sample_fill = bias_fill,
     .tolerance = 1e-6,
-    OP_LIST(samples, bias_samples), OP_LIST(bench, bias_bench),
+    OP_LIST(samples, bias_samples),
+    OP_LIST(bench, bias_bench),
 };

@@ -1,11 +1,11 @@
-/* router forward on the GPU. choose_experts: a block for each ROUTER_BLOCK rows of a sequence, a warp for each token at a
- * time; it leaves the choices, and for the losses and statistics the sums of its rows. drop_choices keeps an expert
+/* router forward on the GPU. choose_experts: a block for each ROUTER_BLOCK rows of a sequence, a warp for each token at
+ * a time; it leaves the choices, and for the losses and statistics the sums of its rows. drop_choices keeps an expert
  * within its capacity. gather_blocks adds blocks to sequences, finish makes losses and statistics of them. All sums
  * over tokens go by shapes: rows of a warp, warps of a block, blocks in eight even runs. */
 #include "ops/router/router_row.cuh"
 #include "ops/router/router.h"
 
-/* ---- work -------------------------------------------------------------------------------------------------------- */
+/* ---- work ------------------------------------------------------------------------------------ */
 
 struct router_sums_at {
     double *by_seq;     /* [sequences, E] sums of s */
@@ -18,15 +18,18 @@ struct router_sums_at {
 
 static int64_t carve(const struct router_fwd_args *a, struct router_sums_at *s)
 {
-    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], batch = rows / a->rule.seq, blocks = router_blocks(rows, a->rule.seq);
-    int64_t want[6] = {batch * n * 8, blocks * 8, blocks * n * 4, blocks * n * 4, blocks * n * 4, batch * n * 4}, size = 0;
+    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], batch = rows / a->rule.seq,
+            blocks = router_blocks(rows, a->rule.seq);
+    int64_t want[6] = {batch * n * 8, blocks * 8, blocks * n * 4, blocks * n * 4, blocks * n * 4, batch * n * 4},
+            size = 0;
     char *at[6];
     for (int i = 0; i < 6; i++) {
         at[i] = (char *)a->work.data + size;
         size += round_up(want[i], 128);
     }
     if (s != NULL) {
-        struct router_sums_at all = {(double *)at[0], (double *)at[1], (float *)at[2], (int32_t *)at[3], (int32_t *)at[4], (int32_t *)at[5]};
+        struct router_sums_at all = {(double *)at[0],  (double *)at[1],  (float *)at[2],
+                                     (int32_t *)at[3], (int32_t *)at[4], (int32_t *)at[5]};
         *s = all;
     }
     return size;
@@ -34,7 +37,7 @@ static int64_t carve(const struct router_fwd_args *a, struct router_sums_at *s)
 
 extern "C" int64_t router_fwd_work_cuda(const struct router_fwd_args *a) { return carve(a, NULL); }
 
-/* ---- choices ----------------------------------------------------------------------------------------------------- */
+/* ---- choices --------------------------------------------------------------------------------- */
 
 struct choose_job {
     struct router_mode mode;
@@ -45,13 +48,14 @@ struct choose_job {
     int32_t *idx;
     struct router_sums_at at;
     int groups, group_topk, per_group, group_lanes; /* lanes that look at one group together */
-    bool by_score;           /* selection looks at scores, not logits */
-    bool balance, wants_z, counts; /* sums of s and hits; of z; picks */
-    bool plain;              /* the choice is the plain top k */
+    bool by_score;                                  /* selection looks at scores, not logits */
+    bool balance, wants_z, counts;                  /* sums of s and hits; of z; picks */
+    bool plain;                                     /* the choice is the plain top k */
 };
 
-/* Sum of the `per` largest of v[0..n), in falling order, by `lanes` neighbouring lanes (a power of two, and n a multiple of
- * it), which all get it. turn: where this group of lanes begins, so that groups do not meet in the same banks. */
+/* Sum of the `per` largest of v[0..n), in falling order, by `lanes` neighbouring lanes (a power of two, and n a
+ * multiple of it), which all get it. turn: where this group of lanes begins, so that groups do not meet in the same
+ * banks. */
 __device__ float sum_of_largest(const float *v, int n, int per, int lanes, int turn)
 {
     int mine = threadIdx.x % lanes, rounds = n / lanes, last_at = -1;
@@ -105,15 +109,16 @@ __device__ void best_groups(const struct choose_job &p, const float *v, float *k
 }
 
 template <int PER>
-__device__ __forceinline__ void choose(const struct choose_job &p, int64_t t, const float z[PER], const float s[PER], float *v, float *keep,
-                                       int chosen[ROUTER_CHOICES])
+__device__ __forceinline__ void choose(const struct choose_job &p, int64_t t, const float z[PER], const float s[PER],
+                                       float *v, float *keep, int chosen[ROUTER_CHOICES])
 {
     int lane = threadIdx.x % 32, n = p.mode.n;
     if (p.table != NULL) {
         int64_t token = p.token != NULL ? p.token[t] : t;
 #pragma unroll
         for (int c = 0; c < ROUTER_CHOICES; c++) {
-            int j = lane + 32 * c, e = j < p.mode.k && token >= 0 && token < p.vocab ? p.table[token * p.mode.k + j] : 0;
+            int j = lane + 32 * c,
+                e = j < p.mode.k && token >= 0 && token < p.vocab ? p.table[token * p.mode.k + j] : 0;
             chosen[c] = j < p.mode.k ? (e >= 0 && e < n ? e : 0) : -1;
         }
         return;
@@ -146,7 +151,8 @@ __device__ __forceinline__ void choose(const struct choose_job &p, int64_t t, co
 }
 
 /* Shared: floats [WARPS][n] (values for groups, later sums by warp), [WARPS][groups]; ints hits [n], picks [n]. */
-template <int PER, int WARPS> __global__ void __launch_bounds__(32 * WARPS, PER <= 2 ? 2 : 1) choose_experts(struct choose_job p)
+template <int PER, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS, PER <= 2 ? 2 : 1) choose_experts(struct choose_job p)
 {
     DYNAMIC_SHARED(float, shared, 4);
     __shared__ double z_by_warp[WARPS];
@@ -235,7 +241,7 @@ template <int PER, int WARPS> __global__ void __launch_bounds__(32 * WARPS, PER 
     }
 }
 
-/* ---- capacity ---------------------------------------------------------------------------------------------------- */
+/* ---- capacity -------------------------------------------------------------------------------- */
 
 enum { DROP_THREADS = 1024, DROP_RUN = 8, DIGIT_BINS = 2048 };
 
@@ -257,7 +263,8 @@ __device__ __forceinline__ unsigned drop_key(const struct drop_job &p, int i)
  * Returns the digit, or -1 if there are not that many. *inside: how many have that digit. */
 __device__ int digit_of_rank(const int *hist, int *need, int *inside)
 {
-    int lane = threadIdx.x, per = DIGIT_BINS / 32, top = DIGIT_BINS - lane * per, own = 0, sum, found = -1, rest = 0, here = 0;
+    int lane = threadIdx.x, per = DIGIT_BINS / 32, top = DIGIT_BINS - lane * per, own = 0, sum, found = -1, rest = 0,
+        here = 0;
     for (int i = 1; i <= per; i++)
         own += hist[top - i];
     sum = own;
@@ -363,7 +370,7 @@ __global__ void __launch_bounds__(DROP_THREADS) drop_choices(struct drop_job p)
     }
 }
 
-/* ---- losses and statistics --------------------------------------------------------------------------------------- */
+/* ---- losses and statistics ------------------------------------------------------------------- */
 
 struct finish_job {
     struct router_sums_at at;
@@ -382,7 +389,8 @@ __global__ void __launch_bounds__(32 * GATHER_SLICES) gather_blocks(struct finis
 {
     __shared__ double sum_of[GATHER_SLICES][32];
     __shared__ int hits_of[GATHER_SLICES][32], picks_of[GATHER_SLICES][32];
-    int chunks = (p.n + 31) / 32, lane = threadIdx.x % 32, slice = threadIdx.x / 32, e = (int)(blockIdx.x % chunks) * 32 + lane;
+    int chunks = (p.n + 31) / 32, lane = threadIdx.x % 32, slice = threadIdx.x / 32,
+        e = (int)(blockIdx.x % chunks) * 32 + lane;
     int64_t b = blockIdx.x / chunks;
     int run = (p.per_seq + GATHER_SLICES - 1) / GATHER_SLICES, hits = 0, picks = 0;
     double sum = 0;
@@ -509,7 +517,7 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(struct finish_job p)
         *p.loss = (float)stat[ROUTER_STAT_LOSS];
 }
 
-/* ---- launch ------------------------------------------------------------------------------------------------------ */
+/* ---- launch ---------------------------------------------------------------------------------- */
 
 static struct choose_job choose_job_of(const struct router_fwd_args *a)
 {
@@ -573,7 +581,8 @@ extern "C" int router_fwd_cuda(struct lane *l, const struct router_fwd_args *a)
     TRY(check_work("router_fwd", &a->work, carve(a, NULL), l->err));
     int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->probs.dim[1];
     if (rows * k > INT32_MAX)
-        return err_set(l->err, ST_INVALID, "router_fwd: %lld rows with %lld choices each are more than 2147483647", (long long)rows, (long long)k);
+        return err_set(l->err, ST_INVALID, "router_fwd: %lld rows with %lld choices each are more than 2147483647",
+                       (long long)rows, (long long)k);
     struct choose_job p = choose_job_of(a);
     ROUTER_BY_EXPERTS(n, PER, WARPS, {
         size_t shared = (size_t)(WARPS * (n + p.groups) + 2 * n) * sizeof(float);
@@ -583,7 +592,8 @@ extern "C" int router_fwd_cuda(struct lane *l, const struct router_fwd_args *a)
     });
     int64_t capacity = router_capacity(&a->rule, rows, n, k);
     if (capacity < rows) {
-        struct drop_job d = {p.probs, p.idx, (int)(rows * k), (int)capacity, a->rule.drop_late, (int)k, (int)rows, (int)a->rule.seq};
+        struct drop_job d = {p.probs,           p.idx,  (int)(rows * k), (int)capacity,
+                             a->rule.drop_late, (int)k, (int)rows,       (int)a->rule.seq};
         LAUNCH(l, drop_choices, (unsigned)n, DROP_THREADS, 0, d);
     }
     if (!p.balance && !p.counts)

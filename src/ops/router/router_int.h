@@ -28,10 +28,7 @@ HOST_DEVICE static inline double router_threshold(void) { return 20; } /* above 
 HOST_DEVICE static inline double router_sign(double x) { return x > 0 ? 1 : x < 0 ? -1 : 0; }
 
 /* Blocks of rows that never cross a sequence. */
-static inline int64_t router_blocks(int64_t rows, int64_t seq)
-{
-    return rows / seq * ceil_div(seq, ROUTER_BLOCK);
-}
+static inline int64_t router_blocks(int64_t rows, int64_t seq) { return rows / seq * ceil_div(seq, ROUTER_BLOCK); }
 
 /* The balance losses from F and the sums of s, both by sequence; the caller adds z. */
 struct router_sums {
@@ -42,8 +39,8 @@ struct router_sums {
 static inline void router_losses(const struct router_sums *s, double stat[ROUTER_STATS])
 {
     int64_t batch = s->rows / s->seq, n = s->experts;
-    double rows = (double)s->rows, seq = (double)s->seq, per_k = (double)n / (double)s->k, aux = 0,
-           seq_aux = 0, global = 0;
+    double rows = (double)s->rows, seq = (double)s->seq, per_k = (double)n / (double)s->k, aux = 0, seq_aux = 0,
+           global = 0;
     for (int64_t e = 0; e < n; e++) {
         double f = 0, sum = 0;
         for (int64_t b = 0; b < batch; b++) {
@@ -60,21 +57,19 @@ static inline void router_losses(const struct router_sums *s, double stat[ROUTER
 }
 
 /* Gradient of loss by s of (sequence b, expert e). */
-static inline double router_loss_slope(const struct router_rule *r, const double *load,
-                                       int64_t batch, int64_t n, int64_t k, int64_t b, int64_t e)
+static inline double router_loss_slope(const struct router_rule *r, const double *load, int64_t batch, int64_t n,
+                                       int64_t k, int64_t b, int64_t e)
 {
     double rows = (double)(batch * r->seq), seq = (double)r->seq, f = 0;
     for (int64_t i = 0; r->coef.aux != 0 && i < batch; i++)
         f += load[i * n + e];
     return (double)n / (double)k *
-           (r->coef.aux * f / (rows * rows) +
-            r->coef.global_aux * load[batch * n + e] / (rows * rows) +
+           (r->coef.aux * f / (rows * rows) + r->coef.global_aux * load[batch * n + e] / (rows * rows) +
             r->coef.seq_aux * load[b * n + e] / (seq * seq * (double)batch));
 }
 
 /* Running mean over microbatches: row [batch] of load, and the state behind it. */
-static inline void router_global_load(double *load, int64_t batch, int64_t n, double *global,
-                                      bool acc)
+static inline void router_global_load(double *load, int64_t batch, int64_t n, double *global, bool acc)
 {
     double *mean = load + batch * n;
     for (int64_t e = 0; e < n; e++) {
@@ -93,8 +88,7 @@ static inline void router_global_load(double *load, int64_t batch, int64_t n, do
 }
 
 /* Statistics of the load after dropping. */
-static inline void router_load_stats(const double *tally, int64_t n, int64_t rows, int64_t k,
-                                     double stat[ROUTER_STATS])
+static inline void router_load_stats(const double *tally, int64_t n, int64_t rows, int64_t k, double stat[ROUTER_STATS])
 {
     double total = 0, most = 0, entropy = 0;
     for (int64_t e = 0; e < n; e++) {
@@ -115,13 +109,12 @@ static inline double router_weighted(const struct router_coef *c, const double s
 }
 
 /* Four normal numbers for experts 4q .. 4q + 3 of one token. */
-HOST_DEVICE static inline void router_normals(uint64_t key, int64_t step, int64_t sample, int64_t pos,
-                                  int64_t q, double out[4])
+HOST_DEVICE static inline void router_normals(uint64_t key, int64_t step, int64_t sample, int64_t pos, int64_t q,
+                                              double out[4])
 {
     struct philox4 r = dropout_draw(key, step, sample, pos, 4 * q);
     for (int i = 0; i < 4; i += 2) {
-        double radius = sqrt(-2 * log(u32_to_unit(r.v[i]))),
-               turn = 6.283185307179586 * u32_to_unit(r.v[i + 1]);
+        double radius = sqrt(-2 * log(u32_to_unit(r.v[i]))), turn = 6.283185307179586 * u32_to_unit(r.v[i + 1]);
         out[i] = radius * cos(turn);
         out[i + 1] = radius * sin(turn);
     }

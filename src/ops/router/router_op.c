@@ -5,21 +5,19 @@
 #include "ops/router/router.h"
 #include "ops/router/router_int.h"
 
-static int check_rule(const char *op, const struct router_rule *r, int64_t rows, int64_t n,
-                      int64_t k, struct err *e)
+static int check_rule(const char *op, const struct router_rule *r, int64_t rows, int64_t n, int64_t k, struct err *e)
 {
     if (n < 1 || n > ROUTER_MAX_EXPERTS || k < 1 || k > ROUTER_MAX_TOPK || k > n)
-        return err_set(e, ST_INVALID, "%s: %lld of %lld experts; at most %d of %d are possible", op,
-                       (long long)k, (long long)n, ROUTER_MAX_TOPK, ROUTER_MAX_EXPERTS);
+        return err_set(e, ST_INVALID, "%s: %lld of %lld experts; at most %d of %d are possible", op, (long long)k,
+                       (long long)n, ROUTER_MAX_TOPK, ROUTER_MAX_EXPERTS);
     if (r->seq < 1 || rows % r->seq != 0)
-        return err_set(e, ST_INVALID, "%s: %lld rows are not sequences of %lld", op,
-                       (long long)rows, (long long)r->seq);
+        return err_set(e, ST_INVALID, "%s: %lld rows are not sequences of %lld", op, (long long)rows,
+                       (long long)r->seq);
     if (r->groups < 0 || (r->groups > 0 && (n % r->groups != 0 || r->group_topk < 1 || r->group_topk > r->groups ||
                                             r->group_topk > ROUTER_MAX_TOPK || r->group_topk * (n / r->groups) < k ||
                                             r->group_best < 0 || r->group_best > ROUTER_MAX_TOPK)))
-        return err_set(e, ST_INVALID, "%s: %lld of %lld groups cannot hold %lld of %lld experts",
-                       op, (long long)r->group_topk, (long long)r->groups, (long long)k,
-                       (long long)n);
+        return err_set(e, ST_INVALID, "%s: %lld of %lld groups cannot hold %lld of %lld experts", op,
+                       (long long)r->group_topk, (long long)r->groups, (long long)k, (long long)n);
     if (!(r->capacity >= 0))
         return err_set(e, ST_INVALID, "%s: capacity factor %g is negative", op, r->capacity);
     return ST_OK;
@@ -37,7 +35,8 @@ int router_fwd_check(const struct router_fwd_args *a, struct err *e)
     int64_t rows = a->logits.dim[0];
     TRY(check_rule("router_fwd", &a->rule, rows, a->logits.dim[1], a->probs.dim[1], e));
     if (present(&a->table) && !present(&a->token) && a->table.dim[0] != rows)
-        return err_set(e, ST_INVALID, "router_fwd: a table without token has %lld rows, expected one for each of the %lld tokens",
+        return err_set(e, ST_INVALID,
+                       "router_fwd: a table without token has %lld rows, expected one for each of the %lld tokens",
                        (long long)a->table.dim[0], (long long)rows);
     if (!present(&a->load) && router_balances(&a->rule))
         return err_set(e, ST_INVALID, "router_fwd: a balance loss needs the tensor load");
@@ -80,14 +79,12 @@ int router_table_check(const struct router_fwd_args *a, struct err *e)
     for (int64_t t = 0; t < a->logits.dim[0]; t++) {
         int64_t token = router_table_row(a, t);
         if (token < 0 || token >= vocab)
-            return err_set(e, ST_INVALID,
-                           "router_fwd: token %lld of row %lld is not in the table of %lld",
+            return err_set(e, ST_INVALID, "router_fwd: token %lld of row %lld is not in the table of %lld",
                            (long long)token, (long long)t, (long long)vocab);
         for (int64_t j = 0; j < k; j++) {
             int64_t expert = ((const int32_t *)a->table.data)[token * k + j];
             if (expert < 0 || expert >= n)
-                return err_set(e, ST_INVALID,
-                               "router_fwd: the table sends its row %lld to expert %lld of %lld",
+                return err_set(e, ST_INVALID, "router_fwd: the table sends its row %lld to expert %lld of %lld",
                                (long long)token, (long long)expert, (long long)n);
         }
     }

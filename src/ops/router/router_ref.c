@@ -69,8 +69,7 @@ static void mask_groups(const struct router_rule *r, int64_t n, int64_t k, doubl
         v[e] = keep[e / size] ? v[e] : -INFINITY;
 }
 
-static void choose(const struct router_fwd_args *a, int64_t t, const double *z, const double *s,
-                   int64_t *chosen)
+static void choose(const struct router_fwd_args *a, int64_t t, const double *z, const double *s, int64_t *chosen)
 {
     const struct router_rule *r = &a->rule;
     int64_t n = a->logits.dim[1], k = a->probs.dim[1];
@@ -89,8 +88,8 @@ static void choose(const struct router_fwd_args *a, int64_t t, const double *z, 
     top(v, n, k, chosen);
 }
 
-static void probabilities(const struct router_rule *r, bool hashed, const double *z,
-                          const double *s, const int64_t *chosen, int64_t k, double *p)
+static void probabilities(const struct router_rule *r, bool hashed, const double *z, const double *s,
+                          const int64_t *chosen, int64_t k, double *p)
 {
     double sum = 0, picked[ROUTER_MAX_TOPK];
     for (int64_t j = 0; j < k; j++) {
@@ -114,9 +113,7 @@ static int64_t rank_in_expert(const struct router_fwd_args *a, int64_t t, int64_
     for (int64_t i = 0; i < rows * k; i++) {
         bool early = i < t * k + j, same = router_expert(idx[i]) == e && i != t * k + j;
         bool before = router_rank(i / k, rows, a->rule.seq) < router_rank(t, rows, a->rule.seq);
-        rank +=
-            same &&
-            (a->rule.drop_late ? before : p[i] > p[t * k + j] || (p[i] == p[t * k + j] && early));
+        rank += same && (a->rule.drop_late ? before : p[i] > p[t * k + j] || (p[i] == p[t * k + j] && early));
     }
     return rank;
 }
@@ -145,8 +142,8 @@ int64_t router_fwd_work_ref(const struct router_fwd_args *a)
 static void balance(const struct router_fwd_args *a, double *sums, double stat[ROUTER_STATS])
 {
     const struct router_rule *r = &a->rule;
-    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->probs.dim[1],
-            batch = rows / r->seq, plain[ROUTER_MAX_TOPK];
+    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->probs.dim[1], batch = rows / r->seq,
+            plain[ROUTER_MAX_TOPK];
     double s[MAX_E], *load = a->load.data;
     for (int64_t i = 0; i < (batch + 1) * n; i++)
         sums[i] = load[i] = 0;
@@ -163,8 +160,7 @@ static void balance(const struct router_fwd_args *a, double *sums, double stat[R
             load[t / r->seq * n + plain[j]] += 1;
     }
     router_global_load(load, batch, n, a->global.data, a->acc_global);
-    struct router_sums all = {
-        .experts = n, .k = k, .rows = rows, .seq = r->seq, .load = load, .score = sums};
+    struct router_sums all = {.experts = n, .k = k, .rows = rows, .seq = r->seq, .load = load, .score = sums};
     if (rows > 0)
         router_losses(&all, stat);
 }
@@ -194,16 +190,14 @@ int router_fwd_ref(struct lane *l, const struct router_fwd_args *a)
 {
     TRY(router_fwd_check(a, l->err));
     TRY(router_table_check(a, l->err));
-    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->probs.dim[1],
-            chosen[ROUTER_MAX_TOPK];
+    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->probs.dim[1], chosen[ROUTER_MAX_TOPK];
     double s[MAX_E], stat[ROUTER_STATS] = {0};
     TRY(check_work("router_fwd", &a->work, router_fwd_work_ref(a), l->err));
     for (int64_t t = 0; t < rows; t++) {
         const double *z = f64_row(&a->logits, t);
         scores(a->rule.score, z, n, s);
         choose(a, t, z, s, chosen);
-        probabilities(&a->rule, present(&a->token), z, s, chosen, k,
-                      (double *)a->probs.data + t * k);
+        probabilities(&a->rule, present(&a->token), z, s, chosen, k, (double *)a->probs.data + t * k);
         for (int64_t j = 0; j < k; j++)
             ((int32_t *)a->idx.data)[t * k + j] = (int32_t)chosen[j];
     }
@@ -216,11 +210,10 @@ int router_fwd_ref(struct lane *l, const struct router_fwd_args *a)
     return ST_OK;
 }
 
-/* ---- backward ------------------------------------------------------------------------------ */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* dz from the gradients of the probabilities. */
-static void through_probs(const struct router_bwd_args *a, int64_t t, const double *z,
-                          const double *s, double *dz)
+static void through_probs(const struct router_bwd_args *a, int64_t t, const double *z, const double *s, double *dz)
 {
     const struct router_rule *r = &a->rule;
     int64_t n = a->logits.dim[1], k = a->idx.dim[1], at[ROUTER_MAX_TOPK];
@@ -244,13 +237,12 @@ static void through_probs(const struct router_bwd_args *a, int64_t t, const doub
         else if (r->score == ROUTER_SOFTMAX)
             dz[at[j]] += p[j] * (g[j] - dot);
         else
-            dz[at[j]] += (router_normalises(r, k) ? (g[j] - dot) / sum : g[j]) *
-                         score_slope(r->score, z[at[j]], s[at[j]]);
+            dz[at[j]] +=
+                (router_normalises(r, k) ? (g[j] - dot) / sum : g[j]) * score_slope(r->score, z[at[j]], s[at[j]]);
     }
 }
 
-static void through_losses(const struct router_bwd_args *a, int64_t t, const double *z,
-                           const double *s, double *dz)
+static void through_losses(const struct router_bwd_args *a, int64_t t, const double *z, const double *s, double *dz)
 {
     const struct router_rule *r = &a->rule;
     int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->idx.dim[1], batch = rows / r->seq;
@@ -263,9 +255,8 @@ static void through_losses(const struct router_bwd_args *a, int64_t t, const dou
         dot += slope[e] * s[e] / over;
     }
     for (int64_t e = 0; router_balances(r) && e < n; e++)
-        dz[e] += r->score == ROUTER_SOFTMAX
-                     ? s[e] * (slope[e] - dot)
-                     : (slope[e] - dot) / over * score_slope(r->score, z[e], s[e]);
+        dz[e] += r->score == ROUTER_SOFTMAX ? s[e] * (slope[e] - dot)
+                                            : (slope[e] - dot) / over * score_slope(r->score, z[e], s[e]);
     double lse = log_sum_exp(z, n);
     for (int64_t e = 0; e < n; e++)
         dz[e] += 2 * r->coef.z * dloss * lse * exp(z[e] - lse) / (double)rows;
@@ -314,8 +305,7 @@ int router_jitter_ref(struct lane *l, const struct router_jitter_args *a)
     for (int64_t t = 0; t < a->x.dim[0]; t++) {
         for (int64_t c = 0; c < a->x.dim[1]; c++) {
             struct philox4 r = dropout_draw(a->key, info[0], info[1] + t / a->seq, t % a->seq, c);
-            double *y = f64_row(&a->y, t) + c,
-                   factor = 1 + a->eps * (2 * u32_to_unit(r.v[c % 4]) - 1);
+            double *y = f64_row(&a->y, t) + c, factor = 1 + a->eps * (2 * u32_to_unit(r.v[c % 4]) - 1);
             *y = (a->acc_y ? *y : 0) + f64_row(&a->x, t)[c] * factor;
         }
     }
@@ -330,8 +320,7 @@ int router_bias_ref(struct lane *l, const struct router_bias_args *a)
     double sum = 0;
     for (int64_t e = 0; e < n; e++)
         sum += tally[e];
-    for (int64_t e = 0; e < n;
-         e++) /* counts are whole numbers, so the comparison with the mean is exact */
+    for (int64_t e = 0; e < n; e++) /* counts are whole numbers, so the comparison with the mean is exact */
         ((double *)a->bias.data)[e] += a->rate * router_sign(sum - tally[e] * (double)n);
     return ST_OK;
 }

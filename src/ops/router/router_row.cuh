@@ -1,5 +1,5 @@
-/* What the router's kernels share: one warp holds the logits of one token, expert e in lane e % 32, place e / 32, and at
- * most ROUTER_MAX_TOPK = 64 choices, choice j in lane j % 32, place j / 32. */
+/* What the router's kernels share: one warp holds the logits of one token, expert e in lane e % 32, place e / 32, and
+ * at most ROUTER_MAX_TOPK = 64 choices, choice j in lane j % 32, place j / 32. */
 #ifndef BRAID_OPS_ROUTER_ROW_CUH
 #define BRAID_OPS_ROUTER_ROW_CUH
 
@@ -32,7 +32,7 @@ __device__ __forceinline__ struct router_span router_span_of(const struct router
 
 static inline struct router_mode router_mode_of(const struct router_rule *r, bool hashed, int64_t n, int64_t k)
 {
-    struct router_mode m = {r->score, router_softmax_all(r, hashed), router_normalises(r, k), (int)n, (int)k,
+    struct router_mode m = {r->score,    router_softmax_all(r, hashed),       router_normalises(r, k), (int)n, (int)k,
                             (int)r->seq, (int)ceil_div(r->seq, ROUTER_BLOCK), (float)r->scale};
     return m;
 }
@@ -88,8 +88,8 @@ struct router_chosen {
 };
 
 /* From the experts to the rest. row: the logits of the token. */
-__device__ __forceinline__ void router_probabilities(const struct router_mode &m, const float *row, const struct router_soft &soft,
-                                                     struct router_chosen *c)
+__device__ __forceinline__ void router_probabilities(const struct router_mode &m, const float *row,
+                                                     const struct router_soft &soft, struct router_chosen *c)
 {
     bool post = m.score == ROUTER_SOFTMAX && !m.softmax_all;
     struct router_soft among = {-INFINITY, 0};
@@ -127,7 +127,8 @@ __device__ __forceinline__ unsigned router_key(float v)
 }
 
 /* The k largest keys in falling order, the lowest expert first among equals. Keys are used up. */
-template <int PER> __device__ __forceinline__ void router_top(unsigned key[PER], int n, int k, int chosen[ROUTER_CHOICES])
+template <int PER>
+__device__ __forceinline__ void router_top(unsigned key[PER], int n, int k, int chosen[ROUTER_CHOICES])
 {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -152,27 +153,27 @@ template <int PER> __device__ __forceinline__ void router_top(unsigned key[PER],
 }
 
 /* Run the statement with PER, the fewest places of a lane that hold n experts, and WARPS, the warps of a block. */
-#define ROUTER_BY_EXPERTS(n_, PER, WARPS, ...)                  \
-    do {                                                        \
-        if ((n_) <= 32) {                                       \
-            constexpr int PER = 1, WARPS = 16;                  \
-            __VA_ARGS__;                                        \
-        } else if ((n_) <= 64) {                                \
-            constexpr int PER = 2, WARPS = 16;                  \
-            __VA_ARGS__;                                        \
-        } else if ((n_) <= 128) {                               \
-            constexpr int PER = 4, WARPS = 16;                  \
-            __VA_ARGS__;                                        \
-        } else if ((n_) <= 256) {                               \
-            constexpr int PER = 8, WARPS = 16;                  \
-            __VA_ARGS__;                                        \
-        } else if ((n_) <= 512) {                               \
-            constexpr int PER = 16, WARPS = 8;                  \
-            __VA_ARGS__;                                        \
-        } else {                                                \
-            constexpr int PER = 32, WARPS = 8;                  \
-            __VA_ARGS__;                                        \
-        }                                                       \
+#define ROUTER_BY_EXPERTS(n_, PER, WARPS, ...)                                                                         \
+    do {                                                                                                               \
+        if ((n_) <= 32) {                                                                                              \
+            constexpr int PER = 1, WARPS = 16;                                                                         \
+            __VA_ARGS__;                                                                                               \
+        } else if ((n_) <= 64) {                                                                                       \
+            constexpr int PER = 2, WARPS = 16;                                                                         \
+            __VA_ARGS__;                                                                                               \
+        } else if ((n_) <= 128) {                                                                                      \
+            constexpr int PER = 4, WARPS = 16;                                                                         \
+            __VA_ARGS__;                                                                                               \
+        } else if ((n_) <= 256) {                                                                                      \
+            constexpr int PER = 8, WARPS = 16;                                                                         \
+            __VA_ARGS__;                                                                                               \
+        } else if ((n_) <= 512) {                                                                                      \
+            constexpr int PER = 16, WARPS = 8;                                                                         \
+            __VA_ARGS__;                                                                                               \
+        } else {                                                                                                       \
+            constexpr int PER = 32, WARPS = 8;                                                                         \
+            __VA_ARGS__;                                                                                               \
+        }                                                                                                              \
     } while (0)
 
 #endif

@@ -7,10 +7,10 @@
 
 #include "ops/op.h"
 
-#define SHIFT_FIELDS(T, N, S, op)          \
-    T(op, x, IN, I32, "rows seq !")        \
-    T(op, doc_start, OPT, I32, "rows seq") \
-    T(op, y, OUT, I32, "rows seq !")       \
+#define SHIFT_FIELDS(T, N, S, op)                                                                                      \
+    T(op, x, IN, I32, "rows seq !")                                                                                    \
+    T(op, doc_start, OPT, I32, "rows seq")                                                                             \
+    T(op, y, OUT, I32, "rows seq !")                                                                                   \
     N(op, int64_t, fill, -1)
 OP_ARGS(shift, SHIFT_FIELDS);
 

@@ -78,7 +78,7 @@ static __global__ void __launch_bounds__(THREADS) ddt_kernel(const __grid_consta
     }
 }
 
-/* ---- launchers ------------------------------------------------------------------------------------------------------- */
+/* ---- launchers ------------------------------------------------------------------------------- */
 
 static struct ssd_grads grads_of(struct parts *at, const struct ssd_bwd_args *a)
 {
@@ -92,7 +92,8 @@ static struct ssd_grads grads_of(struct parts *at, const struct ssd_bwd_args *a)
     g.e = pieces_view(part(at, states), &s, SSD_P);
     g.states = s.per_chunk > 1 ? pieces_view(part(at, states), &s, SSD_P) : state_view_of(&a->states);
     g.state_cols = s.per_chunk > 1 ? SSD_P : s.p;
-    g.dg = (bf16 *)part(at, (int64_t)s.batch * s.pieces * s.groups * g.blocks * SSD_ROWS * SSD_ROWS * (int64_t)sizeof(bf16));
+    g.dg = (bf16 *)part(at, (int64_t)s.batch * s.pieces * s.groups * g.blocks * SSD_ROWS * SSD_ROWS *
+                                (int64_t)sizeof(bf16));
     g.wx = (float *)part(at, numbers);
     g.diff = (float *)part(at, numbers);
     g.pass = (float *)part(at, numbers);

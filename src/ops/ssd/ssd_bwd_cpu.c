@@ -27,9 +27,9 @@ struct scratch {
 static int64_t scratch_floats(const struct inputs *in)
 {
     int64_t q = in->q_row;
-    return chunk_floats(in) + 2 * round_up(q * q, VL) + 3 * round_up(q * in->p_row, VL) +
-           2 * round_up(in->p * q, VL) + 3 * round_up(in->n * q, VL) + round_up(q * in->n_row, VL) +
-           5 * round_up(q, VL) + round_up(SSD_HEADS * in->n * in->p_row, VL) + BLOCK;
+    return chunk_floats(in) + 2 * round_up(q * q, VL) + 3 * round_up(q * in->p_row, VL) + 2 * round_up(in->p * q, VL) +
+           3 * round_up(in->n * q, VL) + round_up(q * in->n_row, VL) + 5 * round_up(q, VL) +
+           round_up(SSD_HEADS * in->n * in->p_row, VL) + BLOCK;
 }
 
 /* Sums of dA_log, ddt_bias and dD by batch and head. */
@@ -44,8 +44,7 @@ static int64_t part_floats(const struct inputs *in)
 int64_t CPU_NAME(ssd_bwd_work_cpu)(const struct ssd_bwd_args *a)
 {
     struct inputs in = INPUTS_OF(a);
-    return (sum_floats(&in) + part_floats(&in) + omp_get_max_threads() * scratch_floats(&in)) *
-           (int64_t)sizeof(float);
+    return (sum_floats(&in) + part_floats(&in) + omp_get_max_threads() * scratch_floats(&in)) * (int64_t)sizeof(float);
 }
 
 static void scratch_take(const struct inputs *in, struct scratch *s, float *at)
@@ -98,8 +97,8 @@ static void triangle(const struct inputs *in, struct scratch *s)
 }
 
 /* w, dx, and the row sums w.x, n_j and dy.x. */
-static float input_gradients(const struct inputs *in, struct scratch *s, const float *e, float skip,
-                             bool leaving, const struct tensor *dx, int64_t head)
+static float input_gradients(const struct inputs *in, struct scratch *s, const float *e, float skip, bool leaving,
+                             const struct tensor *dx, int64_t head)
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
@@ -148,8 +147,7 @@ static float input_gradients(const struct inputs *in, struct scratch *s, const f
 }
 
 /* A head's part of dC through the incoming state, and p_i. */
-static void through_incoming(const struct inputs *in, struct scratch *s, const float *state,
-                             int64_t state_row)
+static void through_incoming(const struct inputs *in, struct scratch *s, const float *state, int64_t state_row)
 {
     const struct chunk *k = &s->k;
     int64_t q = in->q_row;
@@ -175,8 +173,8 @@ static void through_incoming(const struct inputs *in, struct scratch *s, const f
 }
 
 /* e^S <E, H>, then E becomes the gradient of the state that entered. */
-static float pass_gradient(const struct inputs *in, struct scratch *s, float *e, const float *state,
-                           int64_t state_row, bool incoming, bool leaving, bool wanted)
+static float pass_gradient(const struct inputs *in, struct scratch *s, float *e, const float *state, int64_t state_row,
+                           bool incoming, bool leaving, bool wanted)
 {
     const struct chunk *k = &s->k;
     int64_t row = in->p_row, wide = in->p_pad;
@@ -209,13 +207,11 @@ static float pass_gradient(const struct inputs *in, struct scratch *s, float *e,
 }
 
 /* da_k from its four parts, then the gradient of dt and of the head's scalars. */
-static void step_gradients(const struct ssd_bwd_args *a, struct scratch *s, float through,
-                           int64_t head, float *sums)
+static void step_gradients(const struct ssd_bwd_args *a, struct scratch *s, float through, int64_t head, float *sums)
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
-    float *ddt =
-        (float *)a->ddt.data + k->r.batch * a->ddt.stride[0] + k->r.first * a->ddt.stride[1] + head;
+    float *ddt = (float *)a->ddt.data + k->r.batch * a->ddt.stride[0] + k->r.first * a->ddt.stride[1] + head;
     double later = 0, earlier = 0, d_rate = 0, d_bias = 0;
     for (int64_t i = k->r.n - 1; i >= 0; i--) {
         later += (double)s->pass[i];
@@ -233,23 +229,23 @@ static void step_gradients(const struct ssd_bwd_args *a, struct scratch *s, floa
     sums[SUM_BIAS] += (float)d_bias;
 }
 
-static void bwd_chunk_head(const struct ssd_bwd_args *a, const struct inputs *in, struct scratch *s,
-                           int64_t index, int64_t head, float *e, bool leaving, float *sums)
+static void bwd_chunk_head(const struct ssd_bwd_args *a, const struct inputs *in, struct scratch *s, int64_t index,
+                           int64_t head, float *e, bool leaving, float *sums)
 {
     struct chunk *k = &s->k;
     int64_t q = in->q_row, row = in->p_row, state_row = a->states.stride[3];
     const float *state = entering(&a->states, k->r.batch, index, head);
     bool incoming = index > 0 || !all_zero(state, state_row, in->n, in->p);
     head_load(in, k, &s->h, head);
-    pack_rows(s->x, row, head_at(&a->x, k->r.batch, k->r.first, head), a->x.stride[1], k->r.n, in->p,
-              k->r.pad, in->p_pad);
-    pack_rows(s->dy, row, head_at(&a->dy, k->r.batch, k->r.first, head), a->dy.stride[1], k->r.n, in->p,
-              k->r.pad, in->p_pad);
+    pack_rows(s->x, row, head_at(&a->x, k->r.batch, k->r.first, head), a->x.stride[1], k->r.n, in->p, k->r.pad,
+              in->p_pad);
+    pack_rows(s->dy, row, head_at(&a->dy, k->r.batch, k->r.first, head), a->dy.stride[1], k->r.n, in->p, k->r.pad,
+              in->p_pad);
     transpose(s->dyt, q, s->dy, row, k->r.pad, in->p, 1.0f);
     multiply_triangle(s->m, q, k->r.pad, s->x, row, s->dyt, in->p);
     triangle(in, s);
-    sums[SUM_D] += input_gradients(
-        in, s, e, present(&a->D) ? ((const float *)a->D.data)[head] : 0.0f, leaving, &a->dx, head);
+    sums[SUM_D] +=
+        input_gradients(in, s, e, present(&a->D) ? ((const float *)a->D.data)[head] : 0.0f, leaving, &a->dx, head);
     if (incoming)
         through_incoming(in, s, state, state_row);
     else
@@ -271,14 +267,13 @@ static void bwd_chunk_head(const struct ssd_bwd_args *a, const struct inputs *in
                                    .depth = in->p,
                                    .add = true});
     }
-    float through = pass_gradient(in, s, e, state, state_row, incoming, leaving,
-                                  index > 0 || present(&a->dinit));
+    float through = pass_gradient(in, s, e, state, state_row, incoming, leaving, index > 0 || present(&a->dinit));
     step_gradients(a, s, through, head, sums);
 }
 
 /* Where a unit leaves row t of dBm (which 0) or dCm (which 1). */
-static float *group_row(const struct ssd_bwd_args *a, const struct inputs *in, float *parts,
-                        int which, int64_t block, int64_t batch, int64_t t, int64_t group)
+static float *group_row(const struct ssd_bwd_args *a, const struct inputs *in, float *parts, int which, int64_t block,
+                        int64_t batch, int64_t t, int64_t group)
 {
     if (in->blocks == 1)
         return head_at(which == 0 ? &a->dBm : &a->dCm, batch, t, group);
@@ -287,21 +282,17 @@ static float *group_row(const struct ssd_bwd_args *a, const struct inputs *in, f
 }
 
 /* dB and dC of the chunk: what the heads left, transposed back, plus dG against C and B. */
-static void finish_chunk(const struct ssd_bwd_args *a, const struct inputs *in, struct scratch *s,
-                         float *parts, int64_t block, int64_t group)
+static void finish_chunk(const struct ssd_bwd_args *a, const struct inputs *in, struct scratch *s, float *parts,
+                         int64_t block, int64_t group)
 {
     const struct chunk *k = &s->k;
     int64_t q = in->q_row, row = in->n_row;
     for (int which = 0; which < 2; which++) {
         transpose(s->out, row, which == 0 ? s->dbt : s->dct, q, in->n, k->r.pad, 1.0f);
         for (int64_t i = 0; i < k->r.pad; i += BLOCK) {
-            struct product over_i = {.a = s->dg + i * q + i,
-                                     .a_row = q,
-                                     .a_step = 1,
-                                     .b = k->c + i * row,
-                                     .depth = k->r.pad - i};
-            struct product over_j = {
-                .a = s->dg + i, .a_row = 1, .a_step = q, .b = k->b, .depth = i + BLOCK};
+            struct product over_i = {
+                .a = s->dg + i * q + i, .a_row = q, .a_step = 1, .b = k->c + i * row, .depth = k->r.pad - i};
+            struct product over_j = {.a = s->dg + i, .a_row = 1, .a_step = q, .b = k->b, .depth = i + BLOCK};
             struct product p = which == 0 ? over_i : over_j;
             p.b_row = p.out_row = row;
             p.out = s->out + i * row;
@@ -311,13 +302,13 @@ static void finish_chunk(const struct ssd_bwd_args *a, const struct inputs *in, 
             multiply(&p);
         }
         for (int64_t i = 0; i < k->r.n; i++)
-            memcpy(group_row(a, in, parts, which, block, k->r.batch, k->r.first + i, group),
-                   s->out + i * row, (size_t)in->n * sizeof(float));
+            memcpy(group_row(a, in, parts, which, block, k->r.batch, k->r.first + i, group), s->out + i * row,
+                   (size_t)in->n * sizeof(float));
     }
 }
 
-static void bwd_unit(const struct ssd_bwd_args *a, const struct inputs *in, int64_t batch,
-                     int64_t group, int64_t block, float *sums, float *parts, float *memory)
+static void bwd_unit(const struct ssd_bwd_args *a, const struct inputs *in, int64_t batch, int64_t group, int64_t block,
+                     float *sums, float *parts, float *memory)
 {
     struct scratch s;
     scratch_take(in, &s, memory);
@@ -326,7 +317,8 @@ static void bwd_unit(const struct ssd_bwd_args *a, const struct inputs *in, int6
     memset(s.e, 0, (size_t)(SSD_HEADS * size) * sizeof(float));
     for (int64_t h = from; h < to; h++) {
         if (present(&a->dfinal))
-            copy_rows(s.e + (h - from) * size, in->p_row, state_at(&a->dfinal, batch, h), a->dfinal.stride[2], in->n, in->p);
+            copy_rows(s.e + (h - from) * size, in->p_row, state_at(&a->dfinal, batch, h), a->dfinal.stride[2], in->n,
+                      in->p);
         memset(sums + (batch * in->heads + h) * N_SUMS, 0, N_SUMS * sizeof(float));
     }
     for (int64_t c = in->n_chunks - 1; c >= 0; c--) {
@@ -336,8 +328,7 @@ static void bwd_unit(const struct ssd_bwd_args *a, const struct inputs *in, int6
         memset(s.dct, 0, (size_t)(in->n * in->q_row) * sizeof(float));
         bool leaving = c + 1 < in->n_chunks || present(&a->dfinal);
         for (int64_t h = from; h < to; h++)
-            bwd_chunk_head(a, in, &s, c, h, s.e + (h - from) * size, leaving,
-                           sums + (batch * in->heads + h) * N_SUMS);
+            bwd_chunk_head(a, in, &s, c, h, s.e + (h - from) * size, leaving, sums + (batch * in->heads + h) * N_SUMS);
         finish_chunk(a, in, &s, parts, block, group);
     }
     for (int64_t h = from; present(&a->dinit) && h < to; h++)
@@ -348,8 +339,7 @@ static void add_parts(const struct ssd_bwd_args *a, const struct inputs *in, flo
 {
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < in->batch * in->rows * in->groups; r++) {
-        int64_t group = r % in->groups, t = r / in->groups % in->rows,
-                batch = r / in->groups / in->rows;
+        int64_t group = r % in->groups, t = r / in->groups % in->rows, batch = r / in->groups / in->rows;
         for (int which = 0; which < 2; which++) {
             float *out = head_at(which == 0 ? &a->dBm : &a->dCm, batch, t, group);
             for (int64_t n = 0; n < in->n; n++)

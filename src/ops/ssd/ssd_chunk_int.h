@@ -17,17 +17,22 @@ struct inputs {
     float dt_min, dt_max;
     /* sizes */
     int64_t batch, rows, heads, p, groups, n;
-    int64_t per_group, blocks,
-        n_chunks; /* heads of a group; blocks of heads; chunks of a sequence */
-    int64_t p_pad, p_row, n_row, q_row; /* padded channels; row strides in scratch */
+    int64_t per_group, blocks, n_chunks; /* heads of a group; blocks of heads; chunks of a sequence */
+    int64_t p_pad, p_row, n_row, q_row;  /* padded channels; row strides in scratch */
 };
 
 /* Shape from the args of either direction. */
-#define INPUTS_OF(args)                                                                                          \
-    inputs_sizes((struct inputs){.x = &(args)->x, .dt = &(args)->dt, .A_log = &(args)->A_log,                        \
-                                 .dt_bias = &(args)->dt_bias, .Bm = &(args)->Bm, .Cm = &(args)->Cm,                  \
-                                 .doc_start = &(args)->doc_start, .chunk = (args)->chunk,                            \
-                                 .dt_min = (float)(args)->dt_min, .dt_max = (float)(args)->dt_max})
+#define INPUTS_OF(args)                                                                                                \
+    inputs_sizes((struct inputs){.x = &(args)->x,                                                                      \
+                                 .dt = &(args)->dt,                                                                    \
+                                 .A_log = &(args)->A_log,                                                              \
+                                 .dt_bias = &(args)->dt_bias,                                                          \
+                                 .Bm = &(args)->Bm,                                                                    \
+                                 .Cm = &(args)->Cm,                                                                    \
+                                 .doc_start = &(args)->doc_start,                                                      \
+                                 .chunk = (args)->chunk,                                                               \
+                                 .dt_min = (float)(args)->dt_min,                                                      \
+                                 .dt_max = (float)(args)->dt_max})
 
 static inline struct inputs inputs_sizes(struct inputs inputs)
 {
@@ -60,7 +65,7 @@ struct chunk {
 struct head {
     float *delta, *slope; /* [pad]; slope: d delta / d dt, 0 where clamped (backward only) */
     struct decay d;
-    float rate;           /* A */
+    float rate; /* A */
 };
 
 static inline int64_t chunk_floats(const struct inputs *in)
@@ -84,14 +89,13 @@ static inline void chunk_take(const struct inputs *in, struct chunk *k, struct h
 }
 
 /* Everything of a chunk that its heads share. */
-static inline void chunk_load(const struct inputs *in, struct chunk *k, int64_t batch,
-                              int64_t group, int64_t index)
+static inline void chunk_load(const struct inputs *in, struct chunk *k, int64_t batch, int64_t group, int64_t index)
 {
     chunk_rows_set(&k->r, batch, index, in->chunk, in->rows, in->doc_start);
-    pack_rows(k->b, in->n_row, head_at(in->Bm, batch, k->r.first, group), in->Bm->stride[1], k->r.n,
-              in->n, k->r.pad, in->n);
-    pack_rows(k->c, in->n_row, head_at(in->Cm, batch, k->r.first, group), in->Cm->stride[1], k->r.n,
-              in->n, k->r.pad, in->n);
+    pack_rows(k->b, in->n_row, head_at(in->Bm, batch, k->r.first, group), in->Bm->stride[1], k->r.n, in->n, k->r.pad,
+              in->n);
+    pack_rows(k->c, in->n_row, head_at(in->Cm, batch, k->r.first, group), in->Cm->stride[1], k->r.n, in->n, k->r.pad,
+              in->n);
     transpose(k->ct, in->q_row, k->c, in->n_row, k->r.pad, in->n, 1.0f);
     multiply_triangle(k->g, in->q_row, k->r.pad, k->b, in->n_row, k->ct, in->n);
 }
@@ -106,18 +110,16 @@ static inline float delta_of(const struct inputs *in, float raw, float *slope)
     return low ? in->dt_min : high ? in->dt_max : soft;
 }
 
-static inline void head_load(const struct inputs *in, const struct chunk *k, struct head *h,
-                             int64_t head)
+static inline void head_load(const struct inputs *in, const struct chunk *k, struct head *h, int64_t head)
 {
-    const float *dt = (const float *)in->dt->data + k->r.batch * in->dt->stride[0] +
-                      k->r.first * in->dt->stride[1] + head;
+    const float *dt =
+        (const float *)in->dt->data + k->r.batch * in->dt->stride[0] + k->r.first * in->dt->stride[1] + head;
     float bias = ((const float *)in->dt_bias->data)[head];
     h->rate = -expf(((const float *)in->A_log->data)[head]);
     double sum = 0;
     for (int64_t i = 0; i < k->r.pad; i++) {
         h->slope[i] = 0;
-        h->delta[i] =
-            i < k->r.n ? delta_of(in, dt[i * in->dt->stride[1]] + bias, &h->slope[i]) : 0.0f;
+        h->delta[i] = i < k->r.n ? delta_of(in, dt[i * in->dt->stride[1]] + bias, &h->slope[i]) : 0.0f;
         sum += (double)h->delta[i] * (double)h->rate;
         h->d.s[i] = (float)sum;
         h->d.s_rest[i] = (float)(sum - (double)h->d.s[i]);

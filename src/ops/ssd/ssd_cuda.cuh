@@ -1,12 +1,13 @@
 /* What the CUDA files of ssd share: sizes, per-row numbers, tiles. See ssd.h for names.
  *
- * A chunk is cut into pieces of at most `pad` rows, and all matrix products are of pieces, so any chunk works. Per row of
- * a piece and head (ssd_prep writes them once): delta; s, the running sum of delta A inside the piece; from_start = e^s_i,
- * how much of the incoming state row i sees; to_end = e^(s_end - s_j), how much of row j the outgoing state holds; low, the
- * first row of the piece that this row's document shares (-1: it began before). Rows beyond the piece's end have delta 0.
+ * A chunk is cut into pieces of at most `pad` rows, and all matrix products are of pieces, so any chunk works. Per row
+ * of a piece and head (ssd_prep writes them once): delta; s, the running sum of delta A inside the piece; from_start =
+ * e^s_i, how much of the incoming state row i sees; to_end = e^(s_end - s_j), how much of row j the outgoing state
+ * holds; low, the first row of the piece that this row's document shares (-1: it began before). Rows beyond the piece's
+ * end have delta 0.
  *
- * Fast path: bf16, P <= SSD_P, N <= SSD_N, pieces of SSD_ROWS rows on tensor cores. All else takes the plain path (pieces
- * of SSD_PLAIN_ROWS rows, one thread per sum, fp32 between its kernels). */
+ * Fast path: bf16, P <= SSD_P, N <= SSD_N, pieces of SSD_ROWS rows on tensor cores. All else takes the plain path
+ * (pieces of SSD_PLAIN_ROWS rows, one thread per sum, fp32 between its kernels). */
 #ifndef BRAID_OPS_SSD_CUDA_CUH
 #define BRAID_OPS_SSD_CUDA_CUH
 
@@ -29,8 +30,8 @@ static inline bool ssd_is_fast(const struct tensor *x, const struct tensor *bm)
            bm->dim[3] >= 1 && bm->dim[3] <= SSD_N;
 }
 
-static inline struct ssd_shape ssd_shape_of(const struct tensor *x, const struct tensor *bm, int64_t chunk, double dt_min,
-                                            double dt_max, int pad)
+static inline struct ssd_shape ssd_shape_of(const struct tensor *x, const struct tensor *bm, int64_t chunk,
+                                            double dt_min, double dt_max, int pad)
 {
     struct ssd_shape s;
     s.batch = (int)x->dim[0];
@@ -126,7 +127,10 @@ struct ssd_rows {
     double *s_exact; /* plain path: differences must keep fp32's accuracy */
     int *low;
 };
-static inline int64_t ssd_row_count(const struct ssd_shape *s) { return (int64_t)s->batch * s->heads * s->pieces * s->pad; }
+static inline int64_t ssd_row_count(const struct ssd_shape *s)
+{
+    return (int64_t)s->batch * s->heads * s->pieces * s->pad;
+}
 static inline struct ssd_rows ssd_rows_take(struct parts *at, const struct ssd_shape *s, bool exact)
 {
     int64_t bytes = ssd_row_count(s) * (int64_t)sizeof(float);
@@ -179,8 +183,8 @@ template <typename T> __device__ __forceinline__ void load_numbers(T *to, const 
         copy_async16(to + 4 * k, from + 4 * k, true);
 }
 
-/* Rounds the warp's 16 rows of sums to bf16 and stores them. upper and lower are rows g and g+8 of the lane (NULL: no such
- * row). Neighbouring lanes exchange halves so that a store is 8 bytes and four lanes fill 32. */
+/* Rounds the warp's 16 rows of sums to bf16 and stores them. upper and lower are rows g and g+8 of the lane (NULL: no
+ * such row). Neighbouring lanes exchange halves so that a store is 8 bytes and four lanes fill 32. */
 template <int TILES>
 __device__ __forceinline__ void store_rows(const float (*acc)[4], bf16 *upper, bf16 *lower, int cols, bool vec)
 {
@@ -218,44 +222,44 @@ __device__ __forceinline__ float quad_sum(float x)
 /* Tiles of 16 rows by warp, so that the warps of one scheduler (w and w + 4) share the work of a triangle evenly. */
 __device__ __forceinline__ int triangle_tile(int warp) { return warp < 4 ? warp : 11 - warp; }
 
-/* ---- ssd_scan.cu ---------------------------------------------------------------------------------------------------- */
+/* ---- ssd_scan.cu ----------------------------------------------------------------------------- */
 
 struct ssd_inputs {
     const struct tensor *dt, *A_log, *dt_bias, *doc_start;
 };
 int ssd_prep(struct lane *l, const struct ssd_shape *s, const struct ssd_inputs *in, const struct ssd_rows *r);
 
-/* The running state over the pieces of a sequence, in fp32. Forward: S <- decay S + sum_j delta_j to_end_j v_j u_j^T with
- * u = x, v = B. Reverse, from the last piece: E <- decay E + sum_i from_start_i v_i u_i^T with u = dy, v = C. */
+/* The running state over the pieces of a sequence, in fp32. Forward: S <- decay S + sum_j delta_j to_end_j v_j u_j^T
+ * with u = x, v = B. Reverse, from the last piece: E <- decay E + sum_i from_start_i v_i u_i^T with u = dy, v = C. */
 struct ssd_scan_args {
     struct ssd_shape s;
     struct ssd_rows r;
     struct rows_view u, v;
-    struct state_view first;     /* fp32, optional: where it begins */
-    const int64_t *start;        /* optional: 0 there counts as no `first` */
-    struct state_view given;     /* bf16, by chunk, optional: what the state is at the chunk's first piece */
-    struct state_view by_piece;  /* bf16: the state before each piece is added, */
-    int piece_cols;              /* and how many columns its rows take */
+    struct state_view first;    /* fp32, optional: where it begins */
+    const int64_t *start;       /* optional: 0 there counts as no `first` */
+    struct state_view given;    /* bf16, by chunk, optional: what the state is at the chunk's first piece */
+    struct state_view by_piece; /* bf16: the state before each piece is added, */
+    int piece_cols;             /* and how many columns its rows take */
     bool piece_vec;
-    struct state_view by_chunk;  /* bf16, optional: of the first piece of each chunk */
-    struct state_view last;      /* fp32, optional: where it ends */
+    struct state_view by_chunk; /* bf16, optional: of the first piece of each chunk */
+    struct state_view last;     /* fp32, optional: where it ends */
     bool vec;
 };
 int ssd_scan(struct lane *l, const struct ssd_scan_args *a, bool reverse);
 
-/* ---- ssd_scan_hopper.cu --------------------------------------------------------------------------------------------- */
+/* ---- ssd_scan_hopper.cu ---------------------------------------------------------------------- */
 
 /* The reverse scan with v = cm, where ssd_scan_on_hopper says so. */
 bool ssd_scan_on_hopper(const struct lane *l, const struct ssd_scan_args *a);
 int ssd_scan_hopper(struct lane *l, const struct ssd_scan_args *a, const struct tensor *cm);
 
-/* ---- ssd_fwd_hopper.cu ---------------------------------------------------------------------------------------------- */
+/* ---- ssd_fwd_hopper.cu ----------------------------------------------------------------------- */
 
 bool ssd_fwd_on_hopper(const struct lane *l, const struct ssd_fwd_args *a);
 int64_t ssd_fwd_hopper_work(const struct ssd_fwd_args *a);
 int ssd_fwd_hopper(struct lane *l, const struct ssd_fwd_args *a);
 
-/* ---- ssd_plain.cu --------------------------------------------------------------------------------------------------- */
+/* ---- ssd_plain.cu ---------------------------------------------------------------------------- */
 
 int64_t ssd_plain_fwd_work(const struct ssd_fwd_args *a);
 int64_t ssd_plain_bwd_work(const struct ssd_bwd_args *a);
@@ -277,7 +281,7 @@ static inline struct ssd_sums ssd_sums_take(struct parts *at, const struct ssd_s
 }
 int ssd_add_sums(struct lane *l, const struct ssd_shape *s, const struct ssd_sums *m, const struct ssd_bwd_args *a);
 
-/* ---- fast backward: ssd_bwd.cu calls ssd_dx.cu, then ssd_dbc.cu --------------------------------------------------------
+/* ---- fast backward: ssd_bwd.cu calls ssd_dx.cu, then ssd_dbc.cu ---------------------------------
  * L_ij = e^(s_i - s_j), G_ij = C_i . B_j, M_ij = dy_i . x_j; S enters the piece, E is the gradient of what leaves it.
  *   w_j    = sum_(i>=j) G_ij L_ij dy_i + to_end_j E^T B_j       dx_j = delta_j w_j + D dy_j
  *   dG_ij  = L_ij delta_j M_ij, summed over the heads of a block before it meets B and C
@@ -297,10 +301,10 @@ struct ssd_grads {
     const float *A_log, *d;
     int blocks; /* of SSD_HEADS heads in a group */
     bf16 *dg;   /* [batch, pieces, groups, blocks, SSD_ROWS, SSD_ROWS]: dG of a block of heads, transposed */
-    /* As delta of ssd_rows: w_j . x_j by what is inside the piece, row sums less column sums, pass, and w_j . x_j by what
-     * leaves it, which is inject / delta. */
+    /* As delta of ssd_rows: w_j . x_j by what is inside the piece, row sums less column sums, pass, and w_j . x_j by
+     * what leaves it, which is inject / delta. */
     float *wx, *diff, *pass, *wx_leaving;
-    float *through;                   /* decay <E, S>: [batch, pieces, heads] */
+    float *through; /* decay <E, S>: [batch, pieces, heads] */
     struct ssd_sums sums;
 };
 int ssd_dx(struct lane *l, const struct ssd_grads *g);

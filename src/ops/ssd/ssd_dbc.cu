@@ -1,8 +1,9 @@
-/* ssd backward, CUDA: dB and dC, summed over the heads of a group, and the products of rows with states; see ssd_cuda.cuh.
+/* ssd backward, CUDA: dB and dC, summed over the heads of a group, and the products of rows with states; see
+ * ssd_cuda.cuh.
  *
- * A block takes one piece of one group, heads in order. Its first 8 warps make dC (u = dy, w = S, v = C), the other 8 make
- * dB (u = x, w = E, v = B); a warp owns 16 rows. Per head z = w u is scaled row by row and added in fp32, and its product
- * with v is pass, or what becomes inject. At the end the heads' dG, from ssd_dx, meets B and C. */
+ * A block takes one piece of one group, heads in order. Its first 8 warps make dC (u = dy, w = S, v = C), the other 8
+ * make dB (u = x, w = E, v = B); a warp owns 16 rows. Per head z = w u is scaled row by row and added in fp32, and its
+ * product with v is pass, or what becomes inject. At the end the heads' dG, from ssd_dx, meets B and C. */
 #include "ops/ssd/ssd_cuda.cuh"
 
 enum { THREADS = 512, WARPS = THREADS / 32, P_BLOCKS = SSD_P / 16, N_TILES = SSD_N / 8, Q_BLOCKS = SSD_ROWS / 16 };
@@ -21,14 +22,15 @@ template <int STAGES> struct dbc_shared {
 static_assert(sizeof(struct dbc_stage) >= N_TILE * sizeof(bf16) && (int)SSD_N == (int)SSD_ROWS, "dG fits");
 
 template <int STAGES>
-__device__ __forceinline__ void dbc_load(const struct ssd_grads &a, struct dbc_shared<STAGES> *sh, int k, int b, int u, int h,
-                                         struct span sp)
+__device__ __forceinline__ void dbc_load(const struct ssd_grads &a, struct dbc_shared<STAGES> *sh, int k, int b, int u,
+                                         int h, struct span sp)
 {
     int64_t at = rows_at(a.s, b, u, h);
     struct dbc_stage *to = &sh->stage[k];
     load_tile<SSD_P, THREADS>(to->u[SIDE_C], row_of<bf16>(a.dy, b, sp.first, h), a.dy.row, sp.n, a.s.p, a.vec);
     load_tile<SSD_P, THREADS>(to->u[SIDE_B], row_of<bf16>(a.x, b, sp.first, h), a.x.row, sp.n, a.s.p, a.vec);
-    load_tile<SSD_P, THREADS>(to->w[SIDE_C], state_of<bf16>(a.states, b, u, h), a.states.row, a.s.n, a.state_cols, a.state_vec);
+    load_tile<SSD_P, THREADS>(to->w[SIDE_C], state_of<bf16>(a.states, b, u, h), a.states.row, a.s.n, a.state_cols,
+                              a.state_vec);
     load_tile<SSD_P, THREADS>(to->w[SIDE_B], state_of<bf16>(a.e, b, u, h), a.e.row, a.s.n, SSD_P, true);
     load_numbers(sh->from_start[k], a.r.from_start + at, 0);
     load_numbers(sh->delta[k], a.r.delta + at, 32);
@@ -63,7 +65,8 @@ __device__ __forceinline__ void through_states(float (*sum)[4], float *dot, cons
 #pragma unroll
             for (int q = 0; q < 4; q++) {
                 int k = c * 4 + q;
-                float2 x0 = unpack_bf16(*(const uint32_t *)(v0 + k * 8)), x1 = unpack_bf16(*(const uint32_t *)(v1 + k * 8));
+                float2 x0 = unpack_bf16(*(const uint32_t *)(v0 + k * 8)),
+                       x1 = unpack_bf16(*(const uint32_t *)(v1 + k * 8));
                 dot[0] += z[q][0] * x0.x + z[q][1] * x0.y;
                 dot[1] += z[q][2] * x1.x + z[q][3] * x1.y;
                 sum[k][0] += factor[0] * z[q][0];
@@ -94,8 +97,8 @@ __device__ __forceinline__ float state_product(const struct dbc_stage *in)
 }
 
 /* dC_i += sum_j dG_ij B_j, or dB_j += sum_i dG_ij C_i; dg is transposed, other is B or C. */
-__device__ __forceinline__ void through_pairs(float (*sum)[4], const bf16 *dg, const bf16 *other, int side, int tile, int q_blocks,
-                                              int n)
+__device__ __forceinline__ void through_pairs(float (*sum)[4], const bf16 *dg, const bf16 *other, int side, int tile,
+                                              int q_blocks, int n)
 {
     int from = side == SIDE_C ? 0 : tile, to = side == SIDE_C ? tile + 1 : q_blocks;
     for (int k = from; k < to; k++) {
@@ -130,7 +133,8 @@ static __global__ void __launch_bounds__(THREADS, 1) dbc_kernel(const __grid_con
 {
     DYNAMIC_SHARED(char, shared, 16);
     struct dbc_shared<STAGES> *sh = (struct dbc_shared<STAGES> *)shared;
-    int group = blockIdx.x % a.s.groups, piece = blockIdx.x / a.s.groups, b = piece / a.s.pieces, u = piece % a.s.pieces;
+    int group = blockIdx.x % a.s.groups, piece = blockIdx.x / a.s.groups, b = piece / a.s.pieces,
+        u = piece % a.s.pieces;
     int warp = threadIdx.x / 32, side = warp / 8, tile = triangle_tile(warp % 8), i = tile * 16 + threadIdx.x % 32 / 4;
     int h0 = group * a.s.per_group, t = threadIdx.x % 4;
     struct span sp = span_of(a.s, u);
@@ -173,7 +177,8 @@ static __global__ void __launch_bounds__(THREADS, 1) dbc_kernel(const __grid_con
         }
     }
     __syncthreads();
-    flush(a, sh->scratch[(a.s.per_group - 1) % 2], piece, h0 + a.s.per_group - 1, rows_at(a.s, b, u, h0 + a.s.per_group - 1));
+    flush(a, sh->scratch[(a.s.per_group - 1) % 2], piece, h0 + a.s.per_group - 1,
+          rows_at(a.s, b, u, h0 + a.s.per_group - 1));
     bf16 *dg = (bf16 *)&sh->stage[0];
     for (int block = 0; block < a.blocks; block++) {
         const bf16 *from = a.dg + ((int64_t)blockIdx.x * a.blocks + block) * SSD_ROWS * SSD_ROWS;

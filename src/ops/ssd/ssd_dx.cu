@@ -1,8 +1,9 @@
-/* ssd backward, CUDA: dx, the heads' sum of dG, and the per-row products that need the square matrices; see ssd_cuda.cuh.
+/* ssd backward, CUDA: dx, the heads' sum of dG, and the per-row products that need the square matrices; see
+ * ssd_cuda.cuh.
  *
- * A block takes one piece and up to SSD_HEADS heads of one group. All squares are held transposed, rows j: warp w owns 16
- * rows of G^T and of the sum of dG^T in registers, from the diagonal to the right. Per head it makes M^T 16 columns at a
- * time, multiplies by the decays, and uses the rounded G L at once as the left operand of w. */
+ * A block takes one piece and up to SSD_HEADS heads of one group. All squares are held transposed, rows j: warp w owns
+ * 16 rows of G^T and of the sum of dG^T in registers, from the diagonal to the right. Per head it makes M^T 16 columns
+ * at a time, multiplies by the decays, and uses the rounded G L at once as the left operand of w. */
 #include "ops/ssd/ssd_cuda.cuh"
 #include "ops/ssd/ssd.h"
 
@@ -176,8 +177,8 @@ __device__ __forceinline__ void finish_rows(float (*w)[4], const bf16 *dys, cons
 }
 
 /* Row sums less column sums of a head, and its part of dD, once all warps have left theirs. */
-__device__ __forceinline__ void flush(const struct ssd_grads &a, const struct dx_shared *sh, int k, int64_t at, int64_t sum_at,
-                                      int rows)
+__device__ __forceinline__ void flush(const struct ssd_grads &a, const struct dx_shared *sh, int k, int64_t at,
+                                      int64_t sum_at, int rows)
 {
     int i = threadIdx.x;
     if (i < rows) {
@@ -198,7 +199,8 @@ static __global__ void __launch_bounds__(THREADS, 1) dx_kernel(const __grid_cons
 {
     DYNAMIC_SHARED(char, shared, 16);
     struct dx_shared *sh = (struct dx_shared *)shared;
-    int block = blockIdx.x % a.blocks, group = blockIdx.x / a.blocks % a.s.groups, piece = blockIdx.x / a.blocks / a.s.groups;
+    int block = blockIdx.x % a.blocks, group = blockIdx.x / a.blocks % a.s.groups,
+        piece = blockIdx.x / a.blocks / a.s.groups;
     int b = piece / a.s.pieces, u = piece % a.s.pieces, tile = triangle_tile(threadIdx.x / 32), t = threadIdx.x % 4;
     int h0 = group * a.s.per_group + block * SSD_HEADS, heads = min(SSD_HEADS, a.s.per_group - block * SSD_HEADS);
     struct span sp = span_of(a.s, u);
@@ -234,7 +236,8 @@ static __global__ void __launch_bounds__(THREADS, 1) dx_kernel(const __grid_cons
             dx_load(a, sh, (k + 1) % 2, b, u, h + 1, sp);
         if (k > 0)
             flush(a, sh, (k + 1) % 2, rows_at(a.s, b, u, h - 1), sum_at - 1, sp.n);
-        struct dx_rows r = {j, {sh->s[now][j], sh->s[now][j + 8]}, {sh->delta[now][j], sh->delta[now][j + 8]}, {0, 0}, 0};
+        struct dx_rows r = {
+            j, {sh->s[now][j], sh->s[now][j + 8]}, {sh->delta[now][j], sh->delta[now][j + 8]}, {0, 0}, 0};
         if (mine) {
             float w[P_TILES][4] = {};
             leaving(w, sh, now, tile, n_blocks, j);
@@ -258,7 +261,8 @@ static __global__ void __launch_bounds__(THREADS, 1) dx_kernel(const __grid_cons
             sh->dd[now][tile] = dd;
     }
     __syncthreads();
-    flush(a, sh, (heads - 1) % 2, rows_at(a.s, b, u, h0 + heads - 1), (int64_t)piece * a.s.heads + h0 + heads - 1, sp.n);
+    flush(a, sh, (heads - 1) % 2, rows_at(a.s, b, u, h0 + heads - 1), (int64_t)piece * a.s.heads + h0 + heads - 1,
+          sp.n);
     if (mine) {
         bf16 *to = a.dg + ((int64_t)blockIdx.x * SSD_ROWS + j) * SSD_ROWS;
         store_rows<Q_TILES>(dg, to, to + 8 * SSD_ROWS, SSD_ROWS, true);

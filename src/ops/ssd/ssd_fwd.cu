@@ -1,14 +1,21 @@
-/* ssd forward, CUDA: the choice of path, and the output kernel of the fast one of every GPU (Hopper's is ssd_fwd_hopper.cu); see
- * ssd_cuda.cuh.
+/* ssd forward, CUDA: the choice of path, and the output kernel of the fast one of every GPU (Hopper's is
+ * ssd_fwd_hopper.cu); see ssd_cuda.cuh.
  *
- * A block makes y of one piece for a few heads of one group. C B^T is made once and stays in registers; for each head it is
- * multiplied by the decays, rounded, and meets x; the incoming state adds e^s C S. The tiles of the next head are copied
- * meanwhile. Warp w owns the tiles of 16 rows w and 7 - w, which together have the same share of the triangle for all w, and
- * what it reads of x and of the state serves both. */
+ * A block makes y of one piece for a few heads of one group. C B^T is made once and stays in registers; for each head
+ * it is multiplied by the decays, rounded, and meets x; the incoming state adds e^s C S. The tiles of the next head are
+ * copied meanwhile. Warp w owns the tiles of 16 rows w and 7 - w, which together have the same share of the triangle
+ * for all w, and what it reads of x and of the state serves both. */
 #include "ops/ssd/ssd_cuda.cuh"
 #include "ops/ssd/ssd.h"
 
-enum { OUT_THREADS = 128, OUT_HEADS = 4, HALF_BLOCKS = SSD_ROWS / 32, P_TILES = SSD_P / 8, Q_TILES = SSD_ROWS / 8, Q_BLOCKS = SSD_ROWS / 16 };
+enum {
+    OUT_THREADS = 128,
+    OUT_HEADS = 4,
+    HALF_BLOCKS = SSD_ROWS / 32,
+    P_TILES = SSD_P / 8,
+    Q_TILES = SSD_ROWS / 8,
+    Q_BLOCKS = SSD_ROWS / 16
+};
 
 struct out_args {
     struct ssd_shape s;
@@ -36,8 +43,8 @@ __device__ __forceinline__ void out_load(const struct out_args &a, struct out_sh
 {
     int64_t at = rows_at(a.s, b, u, h);
     load_tile<SSD_P, OUT_THREADS>(sh->stage[k].x, row_of<bf16>(a.x, b, sp.first, h), a.x.row, sp.n, a.s.p, a.vec);
-    load_tile<SSD_P, OUT_THREADS>(sh->stage[k].state, state_of<bf16>(a.states, b, u, h), a.states.row, a.s.n, a.state_cols,
-                                  a.state_vec);
+    load_tile<SSD_P, OUT_THREADS>(sh->stage[k].state, state_of<bf16>(a.states, b, u, h), a.states.row, a.s.n,
+                                  a.state_cols, a.state_vec);
     load_numbers(sh->delta[k], a.r.delta + at, 0);
     load_numbers(sh->s[k], a.r.s + at, 32);
     load_numbers(sh->from_start[k], a.r.from_start + at, 64);
@@ -97,8 +104,8 @@ __device__ __forceinline__ struct two_rows rows_in(const struct out_shared *sh, 
 }
 
 /* C B^T of 16 columns times decays and delta, rounded: a left operand. */
-__device__ __forceinline__ void decayed(uint32_t *a, const float (*cb)[4], const struct two_rows *r, const struct out_shared *sh, int k,
-                                        int j, bool masked)
+__device__ __forceinline__ void decayed(uint32_t *a, const float (*cb)[4], const struct two_rows *r,
+                                        const struct out_shared *sh, int k, int j, bool masked)
 {
     int t = threadIdx.x % 4;
 #pragma unroll
@@ -107,13 +114,14 @@ __device__ __forceinline__ void decayed(uint32_t *a, const float (*cb)[4], const
         float2 sj = *(const float2 *)(sh->s[k] + col), dj = *(const float2 *)(sh->delta[k] + col);
 #pragma unroll
         for (int e = 0; e < 2; e++)
-            a[2 * half + e] = pack_bf16(cb[half][2 * e] * (decay_of(r->s[e], sj.x, masked, r->i[e], col, r->low[e]) * dj.x),
-                                        cb[half][2 * e + 1] * (decay_of(r->s[e], sj.y, masked, r->i[e], col + 1, r->low[e]) * dj.y));
+            a[2 * half + e] =
+                pack_bf16(cb[half][2 * e] * (decay_of(r->s[e], sj.x, masked, r->i[e], col, r->low[e]) * dj.x),
+                          cb[half][2 * e + 1] * (decay_of(r->s[e], sj.y, masked, r->i[e], col + 1, r->low[e]) * dj.y));
     }
 }
 
-__device__ __forceinline__ void intra(float (*acc)[P_TILES][4], const struct products *cb, const struct out_shared *sh, int k, int lo,
-                                      int hi_blocks, bool documents)
+__device__ __forceinline__ void intra(float (*acc)[P_TILES][4], const struct products *cb, const struct out_shared *sh,
+                                      int k, int lo, int hi_blocks, bool documents)
 {
     int hi = Q_BLOCKS - 1 - lo;
     struct two_rows rl = rows_in(sh, k, lo), rh = rows_in(sh, k, hi);
@@ -157,7 +165,8 @@ __device__ __forceinline__ void inter_block(float (*acc)[P_TILES][4], const bf16
     }
 }
 
-__device__ __forceinline__ void inter(float (*acc)[P_TILES][4], const struct out_shared *sh, int k, int lo, int n_blocks)
+__device__ __forceinline__ void inter(float (*acc)[P_TILES][4], const struct out_shared *sh, int k, int lo,
+                                      int n_blocks)
 {
     if (n_blocks == SSD_N / 16) {
 #pragma unroll 4
@@ -236,7 +245,7 @@ static __global__ void __launch_bounds__(OUT_THREADS, 2) out_kernel(const __grid
     }
 }
 
-/* ---- launchers ------------------------------------------------------------------------------------------------------- */
+/* ---- launchers ------------------------------------------------------------------------------- */
 
 struct fwd_parts {
     struct ssd_rows r;
@@ -289,8 +298,17 @@ static int fast_fwd(struct lane *l, const struct ssd_fwd_args *a)
     c.last = state_view_of(&a->final);
     c.vec = vec;
     TRY(ssd_scan(l, &c, false));
-    struct out_args o = {s,          f.r,          rows_view_of(&a->x), rows_view_of(&a->Bm), rows_view_of(&a->Cm), rows_view_of(&a->y),
-                         c.by_piece, c.piece_cols, c.piece_vec,         (const float *)a->D.data, vec};
+    struct out_args o = {s,
+                         f.r,
+                         rows_view_of(&a->x),
+                         rows_view_of(&a->Bm),
+                         rows_view_of(&a->Cm),
+                         rows_view_of(&a->y),
+                         c.by_piece,
+                         c.piece_cols,
+                         c.piece_vec,
+                         (const float *)a->D.data,
+                         vec};
     int64_t blocks = (int64_t)s.batch * s.pieces * s.groups * ceil_div(s.per_group, OUT_HEADS);
     NEEDS_SMEM(l, out_kernel, sizeof(struct out_shared));
     LAUNCH(l, out_kernel, dim3((unsigned)blocks), OUT_THREADS, sizeof(struct out_shared), o);

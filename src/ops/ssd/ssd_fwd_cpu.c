@@ -48,8 +48,7 @@ static void decay_matrix(const struct inputs *in, struct scratch *s)
 
 /* y = (incoming state, decayed) + D x + (rows of the chunk); then the state moves on. x holds x on
  * entry. */
-static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *state, float skip,
-                           bool incoming)
+static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *state, float skip, bool incoming)
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
@@ -103,8 +102,8 @@ static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *st
                                .add = incoming});
 }
 
-static void fwd_unit(const struct ssd_fwd_args *a, const struct inputs *in, int64_t batch,
-                     int64_t group, int64_t block, bool fresh, float *memory)
+static void fwd_unit(const struct ssd_fwd_args *a, const struct inputs *in, int64_t batch, int64_t group, int64_t block,
+                     bool fresh, float *memory)
 {
     struct scratch s;
     scratch_take(in, &s, memory);
@@ -112,43 +111,37 @@ static void fwd_unit(const struct ssd_fwd_args *a, const struct inputs *in, int6
     int64_t to = min_i64(from + SSD_HEADS, (group + 1) * in->per_group), size = in->n * in->p_row;
     memset(s.state, 0, (size_t)(SSD_HEADS * size) * sizeof(float));
     for (int64_t h = from; present(&a->init) && !fresh && h < to; h++)
-        copy_rows(s.state + (h - from) * size, in->p_row, state_at(&a->init, batch, h),
-                  a->init.stride[2], in->n, in->p);
+        copy_rows(s.state + (h - from) * size, in->p_row, state_at(&a->init, batch, h), a->init.stride[2], in->n,
+                  in->p);
     for (int64_t c = 0; c < in->n_chunks; c++) {
         chunk_load(in, &s.k, batch, group, c);
         for (int64_t h = from; h < to; h++) {
-            float *state = s.state + (h - from) * size,
-                  skip = present(&a->D) ? ((const float *)a->D.data)[h] : 0.0f;
+            float *state = s.state + (h - from) * size, skip = present(&a->D) ? ((const float *)a->D.data)[h] : 0.0f;
             if (present(&a->states))
-                copy_rows(entering(&a->states, batch, c, h), a->states.stride[3], state, in->p_row,
-                          in->n, in->p);
+                copy_rows(entering(&a->states, batch, c, h), a->states.stride[3], state, in->p_row, in->n, in->p);
             head_load(in, &s.k, &s.h, h);
-            pack_rows(s.x, in->p_row, head_at(&a->x, batch, s.k.r.first, h), a->x.stride[1], s.k.r.n,
-                      in->p, s.k.r.pad, in->p_pad);
+            pack_rows(s.x, in->p_row, head_at(&a->x, batch, s.k.r.first, h), a->x.stride[1], s.k.r.n, in->p, s.k.r.pad,
+                      in->p_pad);
             fwd_chunk_head(in, &s, state, skip, c > 0 || (present(&a->init) && !fresh));
-            copy_rows(head_at(&a->y, batch, s.k.r.first, h), a->y.stride[1], s.y, in->p_row, s.k.r.n,
-                      in->p);
+            copy_rows(head_at(&a->y, batch, s.k.r.first, h), a->y.stride[1], s.y, in->p_row, s.k.r.n, in->p);
         }
     }
     for (int64_t h = from; present(&a->final) && h < to; h++)
-        copy_rows(state_at(&a->final, batch, h), a->final.stride[2], s.state + (h - from) * size,
-                  in->p_row, in->n, in->p);
+        copy_rows(state_at(&a->final, batch, h), a->final.stride[2], s.state + (h - from) * size, in->p_row, in->n,
+                  in->p);
 }
 
 /* ---- a few rows: the recurrence -------------------------------------------------------------- */
 
-static void few_row(const struct ssd_fwd_args *a, const struct inputs *in, int64_t b, int64_t head,
-                    int64_t t, float *state, int64_t row)
+static void few_row(const struct ssd_fwd_args *a, const struct inputs *in, int64_t b, int64_t head, int64_t t,
+                    float *state, int64_t row)
 {
     int64_t group = head / in->per_group;
-    const float *x = head_at(&a->x, b, t, head), *bm = head_at(&a->Bm, b, t, group),
-                *cm = head_at(&a->Cm, b, t, group);
-    float *y = head_at(&a->y, b, t, head), slope,
-          skip = present(&a->D) ? ((const float *)a->D.data)[head] : 0.0f;
+    const float *x = head_at(&a->x, b, t, head), *bm = head_at(&a->Bm, b, t, group), *cm = head_at(&a->Cm, b, t, group);
+    float *y = head_at(&a->y, b, t, head), slope, skip = present(&a->D) ? ((const float *)a->D.data)[head] : 0.0f;
     float raw = *head_at(&a->dt, b, t, head) + ((const float *)a->dt_bias.data)[head],
           delta = delta_of(in, raw, &slope);
-    bool begins = present(&a->doc_start) &&
-                  ((const int32_t *)a->doc_start.data)[b * a->doc_start.stride[0] + t] == t;
+    bool begins = present(&a->doc_start) && ((const int32_t *)a->doc_start.data)[b * a->doc_start.stride[0] + t] == t;
     float decay = begins ? 0.0f : expf(delta * -expf(((const float *)a->A_log.data)[head]));
 #pragma omp simd
     for (int64_t c = 0; c < in->p; c++)
@@ -165,8 +158,8 @@ static void few_row(const struct ssd_fwd_args *a, const struct inputs *in, int64
     }
 }
 
-static void few_rows(const struct ssd_fwd_args *a, const struct inputs *in, int64_t b, int64_t head,
-                     bool fresh, float *memory)
+static void few_rows(const struct ssd_fwd_args *a, const struct inputs *in, int64_t b, int64_t head, bool fresh,
+                     float *memory)
 {
     bool keep = present(&a->final), use_init = present(&a->init) && !fresh;
     float *state = keep ? state_at(&a->final, b, head) : align_floats(memory);
@@ -178,8 +171,7 @@ static void few_rows(const struct ssd_fwd_args *a, const struct inputs *in, int6
         memset(state + n * row, 0, (size_t)in->p * sizeof(float));
     for (int64_t t = 0; t < in->rows; t++) {
         if (present(&a->states) && t % in->chunk == 0)
-            copy_rows(entering(&a->states, b, t / in->chunk, head), a->states.stride[3], state,
-                      row, in->n, in->p);
+            copy_rows(entering(&a->states, b, t / in->chunk, head), a->states.stride[3], state, row, in->n, in->p);
         few_row(a, in, b, head, t, state, row);
     }
 }
@@ -194,8 +186,7 @@ int CPU_NAME(ssd_fwd_cpu)(struct lane *l, const struct ssd_fwd_args *a)
     if (in.rows <= FEW_ROWS) {
 #pragma omp parallel for schedule(static) if (in.batch * in.heads * in.n * in.p > 8192)
         for (int64_t u = 0; u < in.batch * in.heads; u++)
-            few_rows(a, &in, u / in.heads, u % in.heads, fresh,
-                     (float *)a->work.data + omp_get_thread_num() * each);
+            few_rows(a, &in, u / in.heads, u % in.heads, fresh, (float *)a->work.data + omp_get_thread_num() * each);
         return ST_OK;
     }
     int64_t units = in.groups * in.blocks;

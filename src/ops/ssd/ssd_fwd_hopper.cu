@@ -227,9 +227,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 #endif
 }
 
-/* ---- launchers
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- launchers ------------------------------------------------------------------------------- */
 
 static struct ssd_shape walk_shape(const struct ssd_fwd_args *a)
 {

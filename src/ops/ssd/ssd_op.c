@@ -5,12 +5,12 @@
 
 #include <math.h>
 
-static int check_common(const char *op, const struct tensor *x, const struct tensor *bm, int64_t chunk, double dt_min, double dt_max, struct err *e)
+static int check_common(const char *op, const struct tensor *x, const struct tensor *bm, int64_t chunk, double dt_min,
+                        double dt_max, struct err *e)
 {
     int64_t h = x->dim[2], g = bm->dim[2];
     if (h > 0 && (g == 0 || h % g != 0))
-        return err_set(e, ST_INVALID, "%s: %lld heads are no multiple of %lld groups", op,
-                       (long long)h, (long long)g);
+        return err_set(e, ST_INVALID, "%s: %lld heads are no multiple of %lld groups", op, (long long)h, (long long)g);
     if (chunk < 1 || chunk > SSD_MAX_CHUNK)
         return err_set(e, ST_INVALID, "%s: chunk is %lld, expected 1 to %d", op, (long long)chunk, SSD_MAX_CHUNK);
     if (!(dt_min >= 0) || !(dt_max >= 0) || (dt_max > 0 && dt_min > dt_max))
@@ -30,7 +30,7 @@ int ssd_bwd_check(const struct ssd_bwd_args *a, struct err *e)
     return check_common("ssd_bwd", &a->x, &a->Bm, a->chunk, a->dt_min, a->dt_max, e);
 }
 
-/* ---- descriptors --------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static const struct op_dim dims[] = {{"b", 2}, {"s", 7}, {"h", 4}, {"p", 5}, {"g", 2}, {"n", 6}};
 
@@ -57,16 +57,14 @@ static double flops_of(const struct tensor *x, const struct tensor *bm, double c
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(ssd_fwd, a, c);
-    *out = (struct op_cost){.flops = flops_of(&a->x, &a->Bm, (double)a->chunk),
-                            .bytes = op_bytes(c)};
+    *out = (struct op_cost){.flops = flops_of(&a->x, &a->Bm, (double)a->chunk), .bytes = op_bytes(c)};
 }
 
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(ssd_bwd, a, c);
     double n = (double)a->Bm.dim[3], q = fmin((double)a->chunk, (double)a->x.dim[1]);
-    double rows = (double)(a->x.dim[0] * a->x.dim[1]),
-           inner = (double)(a->x.dim[2] * a->x.dim[3]);
+    double rows = (double)(a->x.dim[0] * a->x.dim[1]), inner = (double)(a->x.dim[2] * a->x.dim[3]);
     double flops = rows * (3 * q * (double)a->Bm.dim[2] * n + 2 * q * inner + 8 * inner * n);
     *out = (struct op_cost){.flops = flops, .bytes = op_bytes(c)};
 }
@@ -116,7 +114,8 @@ const struct op_desc ssd_fwd_desc = {
     .backward = "ssd_bwd",
     .tolerance = 5e-6,
     .narrow = 3e-3, /* final: of inputs times decays, rounded for the tensor cores */
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 OP_TABLES(ssd_bwd, SSD_BWD_FIELDS);
 const struct op_desc ssd_bwd_desc = {
@@ -127,5 +126,6 @@ const struct op_desc ssd_bwd_desc = {
     .sample_fill = fill,
     .tolerance = 2e-5,
     .narrow = 4e-3, /* sums over rows of such values partly cancel */
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

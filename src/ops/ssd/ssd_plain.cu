@@ -1,5 +1,5 @@
-/* ssd, CUDA, any shape: what the tensor-core path does not take (fp32 storage, few rows, wide heads or states). The same
- * formulas by pieces, one thread or warp per sum, everything between the kernels in fp32; see ssd_cuda.cuh. */
+/* ssd, CUDA, any shape: what the tensor-core path does not take (fp32 storage, few rows, wide heads or states). The
+ * same formulas by pieces, one thread or warp per sum, everything between the kernels in fp32; see ssd_cuda.cuh. */
 #include "ops/ssd/ssd_cuda.cuh"
 #include "ops/ssd/ssd.h"
 
@@ -13,7 +13,7 @@ struct plain {
     struct state_view states, e; /* fp32, by piece: before it; the gradient of the state after it */
 };
 
-/* ---- the running state: a thread owns one element -------------------------------------------------------------------- */
+/* ---- the running state: a thread owns one element -------------------------------------------- */
 
 struct element {
     int b, h, n, p;
@@ -31,7 +31,8 @@ static dim3 element_grid(const struct ssd_shape *s)
 {
     return dim3((unsigned)ceil_div((int64_t)s->batch * s->heads * s->n * s->p, THREADS));
 }
-template <typename T> __device__ __forceinline__ T *element_at(const struct state_view &v, const struct element &e, int u)
+template <typename T>
+__device__ __forceinline__ T *element_at(const struct state_view &v, const struct element &e, int u)
 {
     return state_of<T>(v, e.b, u, e.h) + e.n * v.row + e.p;
 }
@@ -39,8 +40,8 @@ template <typename T> __device__ __forceinline__ T *element_at(const struct stat
 /* given and by_chunk are real, by chunk; first and last fp32. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    plain_scan(const __grid_constant__ struct plain a, struct state_view first, const int64_t *start, struct state_view given,
-               struct state_view by_chunk, struct state_view last)
+    plain_scan(const __grid_constant__ struct plain a, struct state_view first, const int64_t *start,
+               struct state_view given, struct state_view by_chunk, struct state_view last)
 {
     struct element e;
     if (!element_of(a.s, &e))
@@ -93,7 +94,7 @@ static __global__ void __launch_bounds__(THREADS)
         *element_at<float>(last, e, 0) = grad;
 }
 
-/* ---- what a block knows of its piece and head ---------------------------------------------------------------------------- */
+/* ---- what a block knows of its piece and head ------------------------------------------------ */
 
 struct place {
     int b, u, h, g;
@@ -126,7 +127,8 @@ __device__ __forceinline__ float decay_between(const struct plain &a, const stru
     return expf((float)(a.r.s_exact[k.at + i] - a.r.s_exact[k.at + j]));
 }
 /* sum_n v[n] state[n][p] */
-template <typename T> __device__ __forceinline__ float through_state(const T *v, const float *state, int64_t row, int n, int p)
+template <typename T>
+__device__ __forceinline__ float through_state(const T *v, const float *state, int64_t row, int n, int p)
 {
     float sum = 0;
     for (int k = 0; k < n; k++)
@@ -143,9 +145,10 @@ static __global__ void __launch_bounds__(THREADS) plain_out(const __grid_constan
     for (int at = threadIdx.x; at < rows * rows; at += THREADS) {
         int i = at / rows, j = at % rows;
         bool sees = j <= i && j >= k.low[i];
-        m[i * (ROWS + 1) + j] = sees ? dot(row_of<T>(a.cm, k.b, first + i, k.g), row_of<T>(a.bm, k.b, first + j, k.g), a.s.n) *
-                                           decay_between(a, k, i, j) * a.r.delta[k.at + j]
-                                     : 0.0f;
+        m[i * (ROWS + 1) + j] =
+            sees ? dot(row_of<T>(a.cm, k.b, first + i, k.g), row_of<T>(a.bm, k.b, first + j, k.g), a.s.n) *
+                       decay_between(a, k, i, j) * a.r.delta[k.at + j]
+                 : 0.0f;
     }
     __syncthreads();
     const float *state = state_of<float>(a.states, k.b, k.u, k.h);
@@ -153,14 +156,15 @@ static __global__ void __launch_bounds__(THREADS) plain_out(const __grid_constan
     for (int at = threadIdx.x; at < rows * a.s.p; at += THREADS) {
         int i = at / a.s.p, p = at % a.s.p;
         float sum = d * to_float(row_of<T>(a.x, k.b, first + i, k.h)[p]);
-        sum += a.r.from_start[k.at + i] * through_state(row_of<T>(a.cm, k.b, first + i, k.g), state, a.states.row, a.s.n, p);
+        sum += a.r.from_start[k.at + i] *
+               through_state(row_of<T>(a.cm, k.b, first + i, k.g), state, a.states.row, a.s.n, p);
         for (int j = 0; j <= i; j++)
             sum += m[i * (ROWS + 1) + j] * to_float(row_of<T>(a.x, k.b, first + j, k.h)[p]);
         row_of<T>(y, k.b, first + i, k.h)[p] = from_float<T>(sum);
     }
 }
 
-/* ---- backward ------------------------------------------------------------------------------------------------------------ */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 struct plain_grads {
     struct rows_view dx, ddt;
@@ -174,8 +178,7 @@ struct plain_shared {
     double da[ROWS];
 };
 
-template <typename T>
-__device__ void squares(const struct plain &a, const struct place &k, struct plain_shared *sh)
+template <typename T> __device__ void squares(const struct plain &a, const struct place &k, struct plain_shared *sh)
 {
     int rows = k.sp.n, first = k.sp.first;
     for (int at = threadIdx.x; at < rows * rows; at += THREADS) {
@@ -185,7 +188,8 @@ __device__ void squares(const struct plain &a, const struct place &k, struct pla
             float l = decay_between(a, k, i, j);
             g = dot(row_of<T>(a.cm, k.b, first + i, k.g), row_of<T>(a.bm, k.b, first + j, k.g), a.s.n);
             gl = g * l;
-            dg = l * a.r.delta[k.at + j] * dot(row_of<T>(a.dy, k.b, first + i, k.h), row_of<T>(a.x, k.b, first + j, k.h), a.s.p);
+            dg = l * a.r.delta[k.at + j] *
+                 dot(row_of<T>(a.dy, k.b, first + i, k.h), row_of<T>(a.x, k.b, first + j, k.h), a.s.p);
         }
         sh->gl[to] = gl;
         sh->dg[to] = dg;
@@ -195,7 +199,8 @@ __device__ void squares(const struct plain &a, const struct place &k, struct pla
 
 /* dx of row j, and its scalar products. */
 template <typename T>
-__device__ void row_inputs(const struct plain &a, const struct place &k, struct plain_shared *sh, const struct rows_view &out, int j)
+__device__ void row_inputs(const struct plain &a, const struct place &k, struct plain_shared *sh,
+                           const struct rows_view &out, int j)
 {
     int lane = threadIdx.x % 32, rows = k.sp.n, first = k.sp.first;
     const T *x = row_of<T>(a.x, k.b, first + j, k.h), *dy = row_of<T>(a.dy, k.b, first + j, k.h),
@@ -205,7 +210,8 @@ __device__ void row_inputs(const struct plain &a, const struct place &k, struct 
     float delta = a.r.delta[k.at + j], to_end = a.r.to_end[k.at + j], d = a.d != NULL ? a.d[k.h] : 0.0f;
     float wx = 0, inject = 0, dd = 0;
     for (int p = lane; p < a.s.p; p += 32) {
-        float leaving = to_end * through_state(bm, e, a.e.row, a.s.n, p), w = leaving, xp = to_float(x[p]), dyp = to_float(dy[p]);
+        float leaving = to_end * through_state(bm, e, a.e.row, a.s.n, p), w = leaving, xp = to_float(x[p]),
+              dyp = to_float(dy[p]);
         for (int i = j; i < rows; i++)
             w += sh->gl[i * (ROWS + 1) + j] * to_float(row_of<T>(a.dy, k.b, first + i, k.h)[p]);
         wx += w * xp;
@@ -225,7 +231,8 @@ __device__ void row_inputs(const struct plain &a, const struct place &k, struct 
 
 /* This head's part of dB and dC of row j. */
 template <typename T>
-__device__ void row_groups(const struct plain &a, const struct place &k, struct plain_shared *sh, const struct plain_grads &out, int j)
+__device__ void row_groups(const struct plain &a, const struct place &k, struct plain_shared *sh,
+                           const struct plain_grads &out, int j)
 {
     int lane = threadIdx.x % 32, rows = k.sp.n, first = k.sp.first;
     const T *x = row_of<T>(a.x, k.b, first + j, k.h), *dy = row_of<T>(a.dy, k.b, first + j, k.h),
@@ -254,11 +261,11 @@ __device__ void row_groups(const struct plain &a, const struct place &k, struct 
         sh->pass[j] = pass;
 }
 
-/* da_k = sum_(i>=k, j<k) pair_ij + sum_(i>=k) pass_i + sum_(j<k) inject_j + through; then the gradients of dt and of the
- * head's scalars. The first sum is a running one over rows minus columns. */
+/* da_k = sum_(i>=k, j<k) pair_ij + sum_(i>=k) pass_i + sum_(j<k) inject_j + through; then the gradients of dt and of
+ * the head's scalars. The first sum is a running one over rows minus columns. */
 template <typename T>
-__device__ void step_gradients(const struct plain &a, const struct place &k, struct plain_shared *sh, const struct plain_grads &out,
-                               float through)
+__device__ void step_gradients(const struct plain &a, const struct place &k, struct plain_shared *sh,
+                               const struct plain_grads &out, float through)
 {
     int rows = k.sp.n;
     double later = 0, earlier = 0, d_rate = 0, d_bias = 0, d_skip = 0, rate = -(double)expf(a.A_log[k.h]);
@@ -313,7 +320,8 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* Sums the heads of a group: blocks of SSD_HEADS, then the blocks. */
 template <typename T>
-static __global__ void __launch_bounds__(THREADS) plain_group(struct ssd_shape s, const float *part_of, struct rows_view out)
+static __global__ void __launch_bounds__(THREADS)
+    plain_group(struct ssd_shape s, const float *part_of, struct rows_view out)
 {
     int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (at >= (int64_t)s.batch * s.rows * s.groups * s.n)
@@ -330,7 +338,7 @@ static __global__ void __launch_bounds__(THREADS) plain_group(struct ssd_shape s
     row_of<T>(out, (int)(row / s.rows), (int)(row % s.rows), g)[n] = from_float<T>(sum);
 }
 
-/* ---- launchers ----------------------------------------------------------------------------------------------------------- */
+/* ---- launchers ------------------------------------------------------------------------------- */
 
 static float *take_states(struct parts *at, const struct ssd_shape *s)
 {
@@ -366,9 +374,10 @@ int ssd_plain_fwd(struct lane *l, const struct ssd_fwd_args *a)
     struct state_view none = {};
     TRY(ssd_prep(l, &k.s, &in, &k.r));
     BY_REAL(a->x.dtype, T, {
-        LAUNCH(l, plain_scan<T>, element_grid(&k.s), THREADS, 0, k, state_view_of(&a->init), (const int64_t *)a->start.data, none,
-               state_view_of(&a->states), state_view_of(&a->final));
-        LAUNCH(l, plain_out<T>, dim3((unsigned)(k.s.batch * k.s.pieces * k.s.heads)), THREADS, 0, k, rows_view_of(&a->y));
+        LAUNCH(l, plain_scan<T>, element_grid(&k.s), THREADS, 0, k, state_view_of(&a->init),
+               (const int64_t *)a->start.data, none, state_view_of(&a->states), state_view_of(&a->final));
+        LAUNCH(l, plain_out<T>, dim3((unsigned)(k.s.batch * k.s.pieces * k.s.heads)), THREADS, 0, k,
+               rows_view_of(&a->y));
     });
     return ST_OK;
 }
@@ -414,10 +423,13 @@ int ssd_plain_bwd(struct lane *l, const struct ssd_bwd_args *a)
     dim3 sums((unsigned)ceil_div(groups, THREADS));
     TRY(ssd_prep(l, &k.s, &in, &k.r));
     BY_REAL(a->x.dtype, T, {
-        LAUNCH(l, plain_scan<T>, element_grid(&k.s), THREADS, 0, k, none, nullptr, state_view_of(&a->states), none, none);
-        LAUNCH(l, plain_scan_reverse<T>, element_grid(&k.s), THREADS, 0, k, state_view_of(&a->dfinal), state_view_of(&a->dinit));
+        LAUNCH(l, plain_scan<T>, element_grid(&k.s), THREADS, 0, k, none, nullptr, state_view_of(&a->states), none,
+               none);
+        LAUNCH(l, plain_scan_reverse<T>, element_grid(&k.s), THREADS, 0, k, state_view_of(&a->dfinal),
+               state_view_of(&a->dinit));
         NEEDS_SMEM(l, plain_bwd<T>, sizeof(struct plain_shared));
-        LAUNCH(l, plain_bwd<T>, dim3((unsigned)(k.s.batch * k.s.pieces * k.s.heads)), THREADS, sizeof(struct plain_shared), k, out);
+        LAUNCH(l, plain_bwd<T>, dim3((unsigned)(k.s.batch * k.s.pieces * k.s.heads)), THREADS,
+               sizeof(struct plain_shared), k, out);
         LAUNCH(l, plain_group<T>, sums, THREADS, 0, k.s, out.db, rows_view_of(&a->dBm));
         LAUNCH(l, plain_group<T>, sums, THREADS, 0, k.s, out.dc, rows_view_of(&a->dCm));
     });

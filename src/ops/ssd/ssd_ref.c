@@ -17,10 +17,7 @@ static struct step step_of(double dt, double bias, double lowest, double highest
     return s;
 }
 
-int64_t ssd_fwd_work_ref(const struct ssd_fwd_args *a)
-{
-    return a->Bm.dim[3] * a->x.dim[3] * (int64_t)sizeof(double);
-}
+int64_t ssd_fwd_work_ref(const struct ssd_fwd_args *a) { return a->Bm.dim[3] * a->x.dim[3] * (int64_t)sizeof(double); }
 
 static void fwd_row(const struct ssd_fwd_args *a, int64_t b, int64_t h, int64_t t, double *state)
 {
@@ -28,8 +25,7 @@ static void fwd_row(const struct ssd_fwd_args *a, int64_t b, int64_t h, int64_t 
     const double *x = at3(&a->x, b, t, h), *bm = at3(&a->Bm, b, t, g), *cm = at3(&a->Cm, b, t, g);
     double *y = at3(&a->y, b, t, h);
     struct step s = step_of(*at3(&a->dt, b, t, h), at1(&a->dt_bias, h), a->dt_min, a->dt_max);
-    double decay =
-        begins_document(&a->doc_start, b, t) ? 0 : exp(s.delta * -exp(at1(&a->A_log, h)));
+    double decay = begins_document(&a->doc_start, b, t) ? 0 : exp(s.delta * -exp(at1(&a->A_log, h)));
     for (int64_t p = 0; p < p_n; p++)
         y[p] = present(&a->D) ? at1(&a->D, h) * x[p] : 0;
     for (int64_t n = 0; n < n_n; n++)
@@ -70,8 +66,7 @@ int ssd_fwd_ref(struct lane *l, const struct ssd_fwd_args *a)
  */
 int64_t ssd_bwd_work_ref(const struct ssd_bwd_args *a)
 {
-    return (min_i64(a->chunk, a->x.dim[1]) + 2) * a->Bm.dim[3] * a->x.dim[3] *
-           (int64_t)sizeof(double);
+    return (min_i64(a->chunk, a->x.dim[1]) + 2) * a->Bm.dim[3] * a->x.dim[3] * (int64_t)sizeof(double);
 }
 
 struct sums {
@@ -80,8 +75,8 @@ struct sums {
 
 /* One row: grad is the gradient of the state after it on entry, of the state before it on return.
  */
-static void bwd_row(const struct ssd_bwd_args *a, int64_t b, int64_t h, int64_t t,
-                    const double *before, const double *after, double *grad, struct sums *sums)
+static void bwd_row(const struct ssd_bwd_args *a, int64_t b, int64_t h, int64_t t, const double *before,
+                    const double *after, double *grad, struct sums *sums)
 {
     int64_t p_n = a->x.dim[3], n_n = a->Bm.dim[3], g = h / (a->x.dim[2] / a->Bm.dim[2]);
     const double *x = at3(&a->x, b, t, h), *bm = at3(&a->Bm, b, t, g), *cm = at3(&a->Cm, b, t, g),
@@ -113,21 +108,15 @@ static void bwd_row(const struct ssd_bwd_args *a, int64_t b, int64_t h, int64_t 
 }
 
 /* The states of rows [first, first + n): list[i] is the one before row i. */
-static void run_chunk(const struct ssd_bwd_args *a, int64_t b, int64_t h, int64_t first, int64_t n,
-                      double *list)
+static void run_chunk(const struct ssd_bwd_args *a, int64_t b, int64_t h, int64_t first, int64_t n, double *list)
 {
-    int64_t p_n = a->x.dim[3], n_n = a->Bm.dim[3], g = h / (a->x.dim[2] / a->Bm.dim[2]),
-            size = p_n * n_n;
+    int64_t p_n = a->x.dim[3], n_n = a->Bm.dim[3], g = h / (a->x.dim[2] / a->Bm.dim[2]), size = p_n * n_n;
     for (int64_t k = 0; k < n_n; k++)
-        memcpy(list + k * p_n, chunk_row(&a->states, b, first / a->chunk, h, k),
-               (size_t)p_n * sizeof(double));
+        memcpy(list + k * p_n, chunk_row(&a->states, b, first / a->chunk, h, k), (size_t)p_n * sizeof(double));
     for (int64_t i = 0; i < n; i++) {
         const double *x = at3(&a->x, b, first + i, h), *bm = at3(&a->Bm, b, first + i, g);
-        struct step s =
-            step_of(*at3(&a->dt, b, first + i, h), at1(&a->dt_bias, h), a->dt_min, a->dt_max);
-        double decay = begins_document(&a->doc_start, b, first + i)
-                           ? 0
-                           : exp(s.delta * -exp(at1(&a->A_log, h)));
+        struct step s = step_of(*at3(&a->dt, b, first + i, h), at1(&a->dt_bias, h), a->dt_min, a->dt_max);
+        double decay = begins_document(&a->doc_start, b, first + i) ? 0 : exp(s.delta * -exp(at1(&a->A_log, h)));
         for (int64_t k = 0; k < size; k++)
             list[(i + 1) * size + k] =
                 (decay == 0 ? 0 : decay * list[i * size + k]) + s.delta * bm[k / p_n] * x[k % p_n];

@@ -7,7 +7,7 @@ enum { PREP_HEADS = 8, PREP_THREADS = 32 * PREP_HEADS };
 __device__ __forceinline__ float delta_of(const struct ssd_shape &s, float raw, float *slope)
 {
     float soft = raw > 20.0f ? raw : log1pf(expf(raw));
-    bool low = soft < s.dt_min, high = s.dt_max > 0 && soft > s.dt_max;
+    bool low = soft<s.dt_min, high = s.dt_max> 0 && soft > s.dt_max;
     *slope = low || high ? 0.0f : raw > 20.0f ? 1.0f : 1.0f / (1.0f + expf(-raw));
     return low ? s.dt_min : high ? s.dt_max : soft;
 }
@@ -131,10 +131,10 @@ int ssd_prep(struct lane *l, const struct ssd_shape *s, const struct ssd_inputs 
     return ST_OK;
 }
 
-/* ---- the running state ---------------------------------------------------------------------------------------------- */
+/* ---- the running state ----------------------------------------------------------------------- */
 
-/* A block owns one head of one sequence; warp w holds two tiles of 16 rows of the state from row 32w, all their columns,
- * so that what it reads of u serves both. */
+/* A block owns one head of one sequence; warp w holds two tiles of 16 rows of the state from row 32w, all their
+ * columns, so that what it reads of u serves both. */
 enum { SCAN_THREADS = 128, SCAN_TILES = 2, P_TILES = SSD_P / 8 };
 struct scan_stage {
     bf16 u[P_TILE], v[N_TILE];
@@ -147,7 +147,8 @@ __device__ __forceinline__ void scan_load(const struct ssd_scan_args &a, struct 
     struct span sp = span_of(a.s, u);
     int64_t at = rows_at(a.s, b, u, h);
     load_tile<SSD_P, SCAN_THREADS>(to->u, row_of<bf16>(a.u, b, sp.first, h), a.u.row, sp.n, a.s.p, a.vec);
-    load_tile<SSD_N, SCAN_THREADS>(to->v, row_of<bf16>(a.v, b, sp.first, h / a.s.per_group), a.v.row, sp.n, a.s.n, a.vec);
+    load_tile<SSD_N, SCAN_THREADS>(to->v, row_of<bf16>(a.v, b, sp.first, h / a.s.per_group), a.v.row, sp.n, a.s.n,
+                                   a.vec);
     load_numbers(to->weight, (REVERSE ? a.r.from_start : a.r.to_end) + at, 0);
     if (!REVERSE)
         load_numbers(to->delta, a.r.delta + at, 32);
@@ -166,8 +167,8 @@ __device__ __forceinline__ void state_read(float (*acc)[4], const T *state, int6
             acc[k][e] = row < n && c < p ? to_float(state[row * stride + c]) : 0.0f;
         }
 }
-__device__ __forceinline__ void state_store(const float (*acc)[4], const struct state_view &v, int b, int u, int h, int row,
-                                            int n, int cols, bool vec)
+__device__ __forceinline__ void state_store(const float (*acc)[4], const struct state_view &v, int b, int u, int h,
+                                            int row, int n, int cols, bool vec)
 {
     bf16 *to = state_of<bf16>(v, b, u, h) + row * v.row;
     store_rows<P_TILES>(acc, row < n ? to : NULL, row + 8 < n ? to + 8 * v.row : NULL, cols, vec);
@@ -180,7 +181,8 @@ __device__ __forceinline__ void scan_block(float (*acc)[P_TILES][4], const struc
     uint32_t a[SCAN_TILES][4], b[4];
     float2 w0 = *(const float2 *)(in->weight + k * 16 + 2 * t), w1 = *(const float2 *)(in->weight + k * 16 + 2 * t + 8);
     if (!REVERSE) {
-        float2 d0 = *(const float2 *)(in->delta + k * 16 + 2 * t), d1 = *(const float2 *)(in->delta + k * 16 + 2 * t + 8);
+        float2 d0 = *(const float2 *)(in->delta + k * 16 + 2 * t),
+               d1 = *(const float2 *)(in->delta + k * 16 + 2 * t + 8);
         w0 = make_float2(w0.x * d0.x, w0.y * d0.y);
         w1 = make_float2(w1.x * d1.x, w1.y * d1.y);
     }
@@ -206,7 +208,8 @@ __device__ __forceinline__ void scan_block(float (*acc)[P_TILES][4], const struc
 
 /* A full piece is unrolled, so that loads of the next block overlap the products of one. */
 template <bool REVERSE>
-__device__ __forceinline__ void scan_products(float (*acc)[P_TILES][4], const struct scan_stage *in, int first, int blocks)
+__device__ __forceinline__ void scan_products(float (*acc)[P_TILES][4], const struct scan_stage *in, int first,
+                                              int blocks)
 {
     if (blocks == SSD_ROWS / 16) {
 #pragma unroll

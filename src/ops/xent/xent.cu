@@ -1,6 +1,6 @@
-/* xent on the GPU. For each chunk of rows: logits by cuBLASLt, then one kernel that reads a row of logits once and writes
- * its gradient over it, then the two products of the gradient. Loss terms go to a table of rows, summed at the end in a
- * fixed order. */
+/* xent on the GPU. For each chunk of rows: logits by cuBLASLt, then one kernel that reads a row of logits once and
+ * writes its gradient over it, then the two products of the gradient. Loss terms go to a table of rows, summed at the
+ * end in a fixed order. */
 #include "ops/cuda/kernel.cuh"
 #include "ops/cuda/ptx.cuh"
 #include "ops/colsum/colsum.h"
@@ -9,11 +9,11 @@
 
 enum {
     MAX_CHUNK = 4096,
-    LONG = 512,       /* threads for a row of a large vocabulary: two such blocks share an SM */
-    MEDIUM = 128,     /* and for one of up to MEDIUM_VOCAB */
+    LONG = 512,   /* threads for a row of a large vocabulary: two such blocks share an SM */
+    MEDIUM = 128, /* and for one of up to MEDIUM_VOCAB */
     MEDIUM_VOCAB = 16384,
-    SHORT_PACKS = 4,  /* a warp takes a row of up to 32 * SHORT_PACKS packs of 16 bytes, in registers */
-    SHORT_ROWS = 8,   /* warps of such a block */
+    SHORT_PACKS = 4, /* a warp takes a row of up to 32 * SHORT_PACKS packs of 16 bytes, in registers */
+    SHORT_ROWS = 8,  /* warps of such a block */
     SUM_THREADS = 256,
 };
 constexpr float LOG2E = 1.4426950408889634f;
@@ -47,7 +47,7 @@ static struct layout work_layout(const struct xent_args *a)
 
 extern "C" int64_t xent_work_cuda(const struct xent_args *a) { return work_layout(a).total; }
 
-/* ---- softmax of a row and its gradient ------------------------------------------------------------------------------ */
+/* ---- softmax of a row and its gradient ------------------------------------------------------- */
 
 struct row_args {
     void *logits;
@@ -65,7 +65,10 @@ template <typename T> __device__ __forceinline__ float exp_from(float x, float a
     return exp2_fast(sizeof(T) == 2 ? fmaf(x, LOG2E, at2) : (x - at) * LOG2E);
 }
 
-__device__ __forceinline__ float pack_max(const pack<float> &p) { return fmaxf(fmaxf(p.v[0], p.v[1]), fmaxf(p.v[2], p.v[3])); }
+__device__ __forceinline__ float pack_max(const pack<float> &p)
+{
+    return fmaxf(fmaxf(p.v[0], p.v[1]), fmaxf(p.v[2], p.v[3]));
+}
 __device__ __forceinline__ float pack_max(const pack<bf16> &p)
 {
     const __nv_bfloat162 *two = (const __nv_bfloat162 *)p.v;
@@ -73,7 +76,8 @@ __device__ __forceinline__ float pack_max(const pack<bf16> &p)
     return fmaxf(__low2float(m), __high2float(m));
 }
 
-/* Maximum so far, and the sum of exp(x - max). The start is finite, so that rows of minus infinity give no NaN on the way. */
+/* Maximum so far, and the sum of exp(x - max). The start is finite, so that rows of minus infinity give no NaN on the
+ * way. */
 struct online {
     float max, sum;
 };
@@ -142,7 +146,9 @@ template <typename T> __device__ __forceinline__ void write_pack(T *to, const st
 }
 
 /* By the thread that wrote the pack with the label: what the softmax alone does not give. */
-template <typename T> __device__ __forceinline__ void write_label(const struct row_args &a, T *to, const struct row_grad &g, float x, float *nll)
+template <typename T>
+__device__ __forceinline__ void write_label(const struct row_args &a, T *to, const struct row_grad &g, float x,
+                                            float *nll)
 {
     *nll = g.lse - x;
     if (a.scale != NULL)
@@ -212,12 +218,14 @@ template <typename T, int THREADS, bool KEEP> struct row_part {
 };
 
 /* A row for each block. KEEP: it stays in shared memory between reading and writing; otherwise it is read twice. */
-template <typename T, int THREADS, bool KEEP> __global__ void __launch_bounds__(THREADS, 1024 / THREADS) softmax_rows(const struct row_args a)
+template <typename T, int THREADS, bool KEEP>
+__global__ void __launch_bounds__(THREADS, 1024 / THREADS) softmax_rows(const struct row_args a)
 {
     constexpr int N = pack<T>::N;
     DYNAMIC_SHARED(unsigned char, kept_bytes, 16);
     __shared__ struct online scratch[THREADS / 32];
-    row_part<T, THREADS, KEEP> part = {(T *)a.logits + (int64_t)blockIdx.x * a.stride, (T *)kept_bytes, (a.vocab + N - 1) / N, a.vocab};
+    row_part<T, THREADS, KEEP> part = {(T *)a.logits + (int64_t)blockIdx.x * a.stride, (T *)kept_bytes,
+                                       (a.vocab + N - 1) / N, a.vocab};
     int label = a.label[blockIdx.x], half = part.packs / 2 / THREADS * THREADS; /* less than all */
     part.bring(0, half);
     part.bring(half, part.packs);
@@ -243,10 +251,11 @@ template <typename T, int THREADS, bool KEEP> __global__ void __launch_bounds__(
         a.nll[a.first + blockIdx.x] = nll_without_label(label);
 }
 
-/* ---- the loss ------------------------------------------------------------------------------------------------------- */
+/* ---- the loss -------------------------------------------------------------------------------- */
 
 /* One block, in double: rows by thread, then threads by a tree, always the same. */
-__global__ void __launch_bounds__(SUM_THREADS) sum_loss(const float *nll, const int32_t *label, int64_t rows, double *loss, bool add, float *nll_out)
+__global__ void __launch_bounds__(SUM_THREADS)
+    sum_loss(const float *nll, const int32_t *label, int64_t rows, double *loss, bool add, float *nll_out)
 {
     __shared__ double sums[SUM_THREADS], counts[SUM_THREADS];
     double s = 0, n = 0;
@@ -301,7 +310,8 @@ template <typename T> static int softmax_chunk(struct lane *l, const struct row_
     return ST_OK;
 }
 
-static int gradients(struct lane *l, const struct xent_args *a, const struct tensor *dz, const struct tensor *h, int64_t first, void *work)
+static int gradients(struct lane *l, const struct xent_args *a, const struct tensor *dz, const struct tensor *h,
+                     int64_t first, void *work)
 {
     struct gemm_args to_h = {}, to_w = {};
     to_h.a = *dz;
@@ -344,8 +354,9 @@ static int one_chunk(struct lane *l, const struct xent_args *a, const struct lay
         size_t size = dtype_bytes(z.dtype);
         struct tensor out = rows_part(&a->logits, first, n);
         TRY(cuda_status(l->err,
-                        (int)cudaMemcpy2DAsync(out.data, (size_t)out.stride[0] * size, z.data, (size_t)z.stride[0] * size,
-                                               (size_t)z.dim[1] * size, (size_t)n, cudaMemcpyDeviceToDevice, stream_of(l)),
+                        (int)cudaMemcpy2DAsync(out.data, (size_t)out.stride[0] * size, z.data,
+                                               (size_t)z.stride[0] * size, (size_t)z.dim[1] * size, (size_t)n,
+                                               cudaMemcpyDeviceToDevice, stream_of(l)),
                         "copy of logits"));
     }
     struct row_args r = {};
@@ -371,10 +382,12 @@ extern "C" int xent_cuda(struct lane *l, const struct xent_args *a)
     for (int64_t first = 0; first < rows; first += chunk)
         TRY(one_chunk(l, a, &w, first, min_i64(chunk, rows - first)));
     if (rows == 0 && present(&a->dw) && !a->acc_dw)
-        TRY(cuda_status(l->err, (int)cudaMemsetAsync(a->dw.data, 0, (size_t)tensor_bytes(&a->dw), stream_of(l)), "clearing dw"));
+        TRY(cuda_status(l->err, (int)cudaMemsetAsync(a->dw.data, 0, (size_t)tensor_bytes(&a->dw), stream_of(l)),
+                        "clearing dw"));
     if (rows == 0 && present(&a->dbias) && !a->acc_dbias)
-        TRY(cuda_status(l->err, (int)cudaMemsetAsync(a->dbias.data, 0, (size_t)tensor_bytes(&a->dbias), stream_of(l)), "clearing dbias"));
-    LAUNCH(l, sum_loss, 1, SUM_THREADS, 0, (const float *)((char *)a->work.data + w.nll), (const int32_t *)a->label.data, rows,
-           (double *)a->loss.data, a->acc_loss, (float *)a->nll.data);
+        TRY(cuda_status(l->err, (int)cudaMemsetAsync(a->dbias.data, 0, (size_t)tensor_bytes(&a->dbias), stream_of(l)),
+                        "clearing dbias"));
+    LAUNCH(l, sum_loss, 1, SUM_THREADS, 0, (const float *)((char *)a->work.data + w.nll),
+           (const int32_t *)a->label.data, rows, (double *)a->loss.data, a->acc_loss, (float *)a->nll.data);
     return ST_OK;
 }

@@ -17,20 +17,20 @@
 
 #include "ops/op.h"
 
-#define XENT_FIELDS(T, N, S, op)                 \
-    T(op, h, IN, REAL, "rows d")                 \
-    T(op, w, IN, REAL, "vocab d")                \
-    T(op, bias, OPT, WIDE, "vocab")              \
-    T(op, label, IN, I32, "rows")                \
-    T(op, scale, OPT, F64, "1 +dh")              \
-    T(op, loss, SUM, F64, "2")                   \
-    T(op, nll, OPT_OUT, WIDE, "rows")            \
-    T(op, logits, OPT_SAVED, REAL, "rows vocab") \
-    T(op, dh, OPT_OUT, REAL, "rows d")           \
-    T(op, dw, OPT_SUM, WIDE, "vocab d &dh")      \
-    T(op, dbias, OPT_SUM, WIDE, "vocab &bias &dh") \
-    T(op, work, WORK, U8, "")                    \
-    N(op, double, z_loss, 0)                     \
+#define XENT_FIELDS(T, N, S, op)                                                                                       \
+    T(op, h, IN, REAL, "rows d")                                                                                       \
+    T(op, w, IN, REAL, "vocab d")                                                                                      \
+    T(op, bias, OPT, WIDE, "vocab")                                                                                    \
+    T(op, label, IN, I32, "rows")                                                                                      \
+    T(op, scale, OPT, F64, "1 +dh")                                                                                    \
+    T(op, loss, SUM, F64, "2")                                                                                         \
+    T(op, nll, OPT_OUT, WIDE, "rows")                                                                                  \
+    T(op, logits, OPT_SAVED, REAL, "rows vocab")                                                                       \
+    T(op, dh, OPT_OUT, REAL, "rows d")                                                                                 \
+    T(op, dw, OPT_SUM, WIDE, "vocab d &dh")                                                                            \
+    T(op, dbias, OPT_SUM, WIDE, "vocab &bias &dh")                                                                     \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, double, z_loss, 0)                                                                                           \
     N(op, int64_t, chunk, 0)
 OP_ARGS(xent, XENT_FIELDS);
 /* Rows per chunk: next power of two of rows / ceil(V/d) (the scheme of Liger), but enough rows to keep the

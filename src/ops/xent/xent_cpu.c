@@ -39,16 +39,26 @@ static struct mat mat_rows(const struct tensor *t, int64_t first)
 }
 
 /* c[m, n] = op(a) op(b) + beta c */
-static void matmul(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, struct mat a,
-                   struct mat b, float beta, struct mat c)
+static void matmul(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, struct mat a, struct mat b, float beta,
+                   struct mat c)
 {
     for (int64_t i = 0; k == 0 && beta == 0 && i < m; i++)
         memset(c.data + i * c.ld, 0, (size_t)n * sizeof(float));
     if (m == 0 || n == 0 || k == 0)
         return;
-    sgemm(&(struct sgemm){.trans_a = trans_a, .trans_b = trans_b, .m = m, .n = n, .k = k, .alpha = 1,
-                          .a = a.data, .lda = a.ld, .b = b.data, .ldb = b.ld, .beta = beta,
-                          .c = c.data, .ldc = c.ld});
+    sgemm(&(struct sgemm){.trans_a = trans_a,
+                          .trans_b = trans_b,
+                          .m = m,
+                          .n = n,
+                          .k = k,
+                          .alpha = 1,
+                          .a = a.data,
+                          .lda = a.ld,
+                          .b = b.data,
+                          .ldb = b.ld,
+                          .beta = beta,
+                          .c = c.data,
+                          .ldc = c.ld});
 }
 
 /* BLAS counts in int and wants rows that do not overlap. */
@@ -57,12 +67,11 @@ static int check_blas(const char *name, const struct tensor *t, struct err *e)
     if (!present(t))
         return ST_OK;
     if (t->dim[0] > INT_MAX || t->dim[1] > INT_MAX || t->stride[0] > INT_MAX)
-        return err_set(e, ST_UNSUPPORTED,
-                       "xent: tensor %s is too large for BLAS: %lld x %lld, stride %lld", name,
+        return err_set(e, ST_UNSUPPORTED, "xent: tensor %s is too large for BLAS: %lld x %lld, stride %lld", name,
                        (long long)t->dim[0], (long long)t->dim[1], (long long)t->stride[0]);
     if (t->dim[0] > 1 && t->stride[0] < t->dim[1])
-        return err_set(e, ST_INVALID, "xent: rows of tensor %s overlap (stride %lld, %lld columns)",
-                       name, (long long)t->stride[0], (long long)t->dim[1]);
+        return err_set(e, ST_INVALID, "xent: rows of tensor %s overlap (stride %lld, %lld columns)", name,
+                       (long long)t->stride[0], (long long)t->dim[1]);
     return ST_OK;
 }
 
@@ -163,8 +172,7 @@ static void add_dbias(const struct xent_args *a, struct mat dz, int64_t rows, bo
     }
 }
 
-static void run_chunk(const struct xent_args *a, int64_t first, int64_t rows, double *nll,
-                      struct mat z)
+static void run_chunk(const struct xent_args *a, int64_t first, int64_t rows, double *nll, struct mat z)
 {
     int64_t vocab = a->w.dim[0], d = a->w.dim[1];
     struct mat h = mat_rows(&a->h, first), w = mat_rows(&a->w, 0);

@@ -34,8 +34,7 @@ static double log_sum_exp(const double *z, int64_t n)
     return max + log(sum);
 }
 
-static void row_gradient(const struct xent_args *a, int64_t r, int64_t label, const double *z,
-                         double lse)
+static void row_gradient(const struct xent_args *a, int64_t r, int64_t label, const double *z, double lse)
 {
     double scale = ((const double *)a->scale.data)[0];
     for (int64_t v = 0; v < a->w.dim[0]; v++) {

@@ -41,6 +41,9 @@ static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y)
 static inline float2 __bfloat1622float2(__nv_bfloat162 v) { return make_float2((float)v.x, (float)v.y); }
 static inline float __low2float(__nv_bfloat162 v) { return (float)v.x; }
 static inline float __high2float(__nv_bfloat162 v) { return (float)v.y; }
-static inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) { return __floats2bfloat162_rn(fmaxf(a.x, b.x), fmaxf(a.y, b.y)); }
+static inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b)
+{
+    return __floats2bfloat162_rn(fmaxf(a.x, b.x), fmaxf(a.y, b.y));
+}
 
 #endif

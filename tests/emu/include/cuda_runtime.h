@@ -1,5 +1,5 @@
-/* CUDA C++ as plain C++: qualifiers, vector types, built-in variables and functions of device code, and launches. Threads are
- * fibers of the emulator (emu.h). Only what braid's kernels use. */
+/* CUDA C++ as plain C++: qualifiers, vector types, built-in variables and functions of device code, and launches.
+ * Threads are fibers of the emulator (emu.h). Only what braid's kernels use. */
 #ifndef BRAID_EMU_CUDA_RUNTIME_H
 #define BRAID_EMU_CUDA_RUNTIME_H
 
@@ -22,9 +22,11 @@
 #define __shared__ static thread_local
 #define DYNAMIC_SHARED(type, name, align) type *name = (type *)emu_dynamic_shared(align)
 
-/* ---- vector types ---------------------------------------------------------------------------------------------------------- */
+/* ---- vector types ---------------------------------------------------------------------------- */
 
-struct uint3 { unsigned x, y, z; };
+struct uint3 {
+    unsigned x, y, z;
+};
 struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
@@ -52,7 +54,7 @@ static inline double2 make_double2(double x, double y) { return {x, y}; }
 extern __thread uint3 blockDim, gridDim; /* of the launch this OS thread works for */
 #define warpSize 32
 
-/* ---- bits and functions ------------------------------------------------------------------------------------------------------- */
+/* ---- bits and functions ---------------------------------------------------------------------- */
 
 template <typename To, typename From> static inline To emu_bits(From x)
 {
@@ -96,7 +98,10 @@ static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 #define __expf(x) expf(x) /* the C library has functions of these names */
 #define __logf(x) logf(x)
 #define __log2f(x) log2f(x)
-static inline float __fdividef(float x, float y) { return fabsf(y) > 8.5e37f ? (isinf(x) ? NAN : isnan(y) ? y : 0.0f * x) : x / y; }
+static inline float __fdividef(float x, float y)
+{
+    return fabsf(y) > 8.5e37f ? (isinf(x) ? NAN : isnan(y) ? y : 0.0f * x) : x / y;
+}
 static inline float __frcp_rn(float x) { return 1.0f / x; }
 /* Not to be fused with an addition: the compiler may not look inside. */
 static inline float emu_whole(float x)
@@ -140,7 +145,7 @@ static inline void __nanosleep(unsigned ns)
 static inline void __trap(void) { emu_fail("__trap()"); }
 #define __cvta_generic_to_shared(p) ((size_t)emu_shared_address(p))
 
-/* ---- a warp together -------------------------------------------------------------------------------------------------------------- */
+/* ---- a warp together ------------------------------------------------------------------------- */
 
 static inline void __syncthreads(void) { emu_block_barrier(); }
 static inline void __syncwarp(unsigned mask = 0xffffffffu) { emu_meet(mask, EMU_SYNCWARP, NULL, 0, NULL); }
@@ -218,13 +223,15 @@ template <typename T> static inline T __reduce_min_sync(unsigned mask, T v)
     return v;
 }
 
-/* ---- launches ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 enum cudaLaunchAttributeID { cudaLaunchAttributeIgnore, cudaLaunchAttributeClusterDimension };
 struct cudaLaunchAttribute {
     cudaLaunchAttributeID id;
     struct {
-        struct { unsigned x, y, z; } clusterDim;
+        struct {
+            unsigned x, y, z;
+        } clusterDim;
     } val;
 };
 struct cudaLaunchConfig_t {
@@ -248,7 +255,8 @@ template <typename... P> struct emu_call {
     static void drop(void *call) { delete (emu_call *)call; }
 };
 
-template <typename... P, typename... A> static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*kernel)(P...), A &&...args)
+template <typename... P, typename... A>
+static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*kernel)(P...), A &&...args)
 {
     emu_call<P...> call = {kernel, std::tuple<P...>(static_cast<P>(args)...)};
     struct emu_launch l = {};
@@ -270,16 +278,22 @@ template <typename F> static inline cudaError_t cudaFuncSetAttribute(F *kernel, 
 {
     return emu_kernel_attribute((const void *)kernel, what, value);
 }
-template <typename F> static inline cudaError_t cudaOccupancyMaxActiveClusters(int *n, F *kernel, const cudaLaunchConfig_t *c)
+template <typename F>
+static inline cudaError_t cudaOccupancyMaxActiveClusters(int *n, F *kernel, const cudaLaunchConfig_t *c)
 {
     unsigned cluster = 1;
     for (unsigned i = 0; i < c->numAttrs; i++)
         if (c->attrs[i].id == cudaLaunchAttributeClusterDimension)
             cluster = c->attrs[i].val.clusterDim.x;
-    return emu_active_clusters(n, (const void *)kernel, cluster, c->blockDim.x * c->blockDim.y * c->blockDim.z, c->dynamicSmemBytes);
+    return emu_active_clusters(n, (const void *)kernel, cluster, c->blockDim.x * c->blockDim.y * c->blockDim.z,
+                               c->dynamicSmemBytes);
 }
-template <typename T> static inline cudaError_t cudaMalloc(T **out, size_t bytes) { return cudaMalloc((void **)out, bytes); }
-template <typename T> static inline cudaError_t cudaMallocManaged(T **out, size_t bytes, unsigned flags = cudaMemAttachGlobal)
+template <typename T> static inline cudaError_t cudaMalloc(T **out, size_t bytes)
+{
+    return cudaMalloc((void **)out, bytes);
+}
+template <typename T>
+static inline cudaError_t cudaMallocManaged(T **out, size_t bytes, unsigned flags = cudaMemAttachGlobal)
 {
     return cudaMallocManaged((void **)out, bytes, flags);
 }

@@ -1,4 +1,5 @@
-/* The part of CUDA's runtime API that braid uses, declared for the emulator (runtime.cc). Numbers of enumerators are ours. */
+/* The part of CUDA's runtime API that braid uses, declared for the emulator (runtime.cc). Numbers of enumerators are
+ * ours. */
 #ifndef BRAID_EMU_CUDA_RUNTIME_API_H
 #define BRAID_EMU_CUDA_RUNTIME_API_H
 
@@ -26,11 +27,24 @@ typedef struct emu_event *cudaEvent_t;
 typedef struct emu_graph *cudaGraph_t;
 typedef struct emu_graph_run *cudaGraphExec_t;
 
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaMemAttachGlobal = 1, cudaEnableDefault = 0 };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
-typedef enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound } cudaDriverEntryPointQueryResult;
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal,
+    cudaStreamCaptureModeThreadLocal,
+    cudaStreamCaptureModeRelaxed
+};
+typedef enum cudaDriverEntryPointQueryResult {
+    cudaDriverEntryPointSuccess,
+    cudaDriverEntryPointSymbolNotFound
+} cudaDriverEntryPointQueryResult;
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize,
     cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -63,8 +77,8 @@ cudaError_t cudaFree(void *p);
 cudaError_t cudaFreeHost(void *p);
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s);
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t to_pitch, const void *src, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind,
-                              cudaStream_t s);
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t to_pitch, const void *src, size_t from_pitch, size_t width,
+                              size_t height, enum cudaMemcpyKind kind, cudaStream_t s);
 cudaError_t cudaMemsetAsync(void *dst, int byte, size_t bytes, cudaStream_t s);
 
 cudaError_t cudaStreamCreate(cudaStream_t *s);
@@ -91,7 +105,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaEventQuery(cudaEvent_t e);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version, unsigned long long flags, cudaDriverEntryPointQueryResult *found);
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version, unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult *found);
 
 /* Work of a stream: done at once, or recorded while a stream is captured. The argument is copied. */
 cudaError_t emu_submit(cudaError_t (*run)(void *), const void *argument, size_t bytes);

@@ -9,10 +9,11 @@
 
 #include <math.h>
 
-/* ---- forward --------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /* h = norm(sum_i pre_i x_i); h holds the aggregate in between. Returns rstd. */
-INLINE float aggregate_norm(int64_t n, int64_t d, const float *x, const float *pre, const float *gain, float one, float eps, float *h)
+INLINE float aggregate_norm(int64_t n, int64_t d, const float *x, const float *pre, const float *gain, float one,
+                            float eps, float *h)
 {
     vec square = {0};
     float tail = 0;
@@ -50,7 +51,8 @@ static void open_row(const struct mhc_boundary_fwd_args *a, const struct tensor 
         row_of(&a->stat, r)[logits + 1] = rstd;
 }
 
-static void project_rows(const struct mhc_boundary_fwd_args *a, const struct tensor *stream, int64_t first, int64_t count)
+static void project_rows(const struct mhc_boundary_fwd_args *a, const struct tensor *stream, int64_t first,
+                         int64_t count)
 {
     const struct project_ahead ahead = {{&a->x, &a->y}, &a->f, VL};
     for (int64_t t = 0; t < count; t += GROUP) {
@@ -62,7 +64,8 @@ static void project_rows(const struct mhc_boundary_fwd_args *a, const struct ten
     }
 }
 
-static void forward_lanes(const struct mhc_boundary_fwd_args *a, const struct mhc_combine_fwd_args *combine, int64_t first, int64_t count)
+static void forward_lanes(const struct mhc_boundary_fwd_args *a, const struct mhc_combine_fwd_args *combine,
+                          int64_t first, int64_t count)
 {
     int64_t n = a->rule.streams, k = a->x.dim[1], logits = mhc_logits(n);
     bool closes = present(&a->f), maps = present(&a->h) && !a->reuse;
@@ -94,14 +97,15 @@ int CPU_NAME(mhc_boundary_fwd_cpu)(struct lane *l, const struct mhc_boundary_fwd
         TRY(CPU_NAME(mhc_expand_fwd_cpu)(l, &expand));
         return CPU_NAME(mhc_boundary_fwd_cpu)(l, &opens);
     }
-    struct mhc_combine_fwd_args combine = {.x = a->x, .f = a->f, .bias = a->bias, .y = a->y, .rule = a->rule, .drop = a->drop};
+    struct mhc_combine_fwd_args combine = {
+        .x = a->x, .f = a->f, .bias = a->bias, .y = a->y, .rule = a->rule, .drop = a->drop};
 #pragma omp parallel for schedule(static) if (rows * a->x.dim[1] > 4096)
     for (int64_t first = 0; first < rows; first += VL)
         forward_lanes(a, &combine, first, min_i64(VL, rows - first));
     return ST_OK;
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* Rows of GROUP tokens. Streams of y and dy lie step apart, those of out RUN apart. */
 struct tile {
@@ -113,12 +117,12 @@ struct tile {
 
 /* What the two passes over the channels of VL tokens hand on. */
 struct group {
-    float rstd[VL], k[VL];                      /* da = rstd (dh scale - a k) */
-    float through_rho[VL];                      /* drho / (K rho) */
+    float rstd[VL], k[VL]; /* da = rstd (dh scale - a k) */
+    float through_rho[VL]; /* drho / (K rho) */
     struct tile tiles[VL / GROUP];
-    float dp[VL * LOGITS_MAX];                  /* [VL][N]: gradients of coefficients, then of p */
+    float dp[VL * LOGITS_MAX];                     /* [VL][N]: gradients of coefficients, then of p */
     vec sums[VL * (MATRIX_MAX + MHC_MAX_STREAMS)]; /* combine_run.sums of each token */
-    vec g[MHC_MAX_STREAMS * RUN];               /* complete gradient of the new streams, [VL][n][RUN] */
+    vec g[MHC_MAX_STREAMS * RUN];                  /* complete gradient of the new streams, [VL][n][RUN] */
     float factor[MHC_MAX_STREAMS * RUN], mix[MATRIX_MAX];
 };
 
@@ -133,7 +137,8 @@ static int64_t prepared_floats(int64_t n, int64_t d) { return padded(d) * (1 + n
 
 int64_t CPU_NAME(mhc_boundary_bwd_work_cpu)(const struct mhc_boundary_bwd_args *a)
 {
-    int64_t sums = (a->dgain.rank > 0) + (a->dbias.rank > 0), n = a->rule.streams, d = a->dx.dim[1] / (mhc_is_first_bwd(a) ? 1 : n);
+    int64_t sums = (a->dgain.rank > 0) + (a->dbias.rank > 0), n = a->rule.streams,
+            d = a->dx.dim[1] / (mhc_is_first_bwd(a) ? 1 : n);
     return (prepared_floats(n, d) + sums * ceil_div(a->dx.dim[0], MHC_BLOCK) * d) * (int64_t)sizeof(float);
 }
 
@@ -160,8 +165,8 @@ static struct prepared prepare(const struct mhc_boundary_bwd_args *a)
 
 /* First pass over a row: dots[i] = sum dh scale y_i, dots[n + i] = sum a y_i; dgain += dh a rstd. From them
  * follow k and dpre without da ever being stored. */
-INLINE void norm_dots(int64_t n, int64_t d, const float *dh, const float *y, const float *pre, const float *scale, float rstd,
-                      float *dgain, float *dots)
+INLINE void norm_dots(int64_t n, int64_t d, const float *dh, const float *y, const float *pre, const float *scale,
+                      float rstd, float *dgain, float *dots)
 {
     vec acc[2 * MHC_MAX_STREAMS];
     int64_t c = 0;
@@ -194,7 +199,8 @@ INLINE void norm_dots(int64_t n, int64_t d, const float *dh, const float *y, con
     }
 }
 
-static void first_pass(const struct mhc_boundary_bwd_args *a, const struct prepared *with, int64_t r, int64_t lane, struct group *g, float *dgain)
+static void first_pass(const struct mhc_boundary_bwd_args *a, const struct prepared *with, int64_t r, int64_t lane,
+                       struct group *g, float *dgain)
 {
     int64_t n = a->rule.streams, d = a->dh.dim[1], logits = mhc_logits(n);
     const float *pre = row_of(&a->coef, r), *dcoef = present(&a->dcoef) ? row_of(&a->dcoef, r) : NULL;
@@ -216,7 +222,6 @@ static void first_pass(const struct mhc_boundary_bwd_args *a, const struct prepa
         out[i] += rstd * (dots[i] - k * dots[n + i]);
 }
 
-
 /* What is to be fetched next of the rows of the VL tokens after a group; a tile takes its share of each. */
 struct ahead {
     const float *wide[3], *thin[2];
@@ -226,12 +231,14 @@ static struct ahead ahead_of(const struct mhc_boundary_bwd_args *a, int64_t firs
 {
     int64_t r = min_i64(first + VL, a->y.dim[0] - 1);
     bool closes = present(&a->f);
-    return (struct ahead){.wide = {row_of(&a->y, r), row_of(present(&a->dy) ? &a->dy : &a->y, r), row_of(closes ? &a->x : &a->y, r)},
-                          .thin = {row_of(&a->dh, r), row_of(closes ? &a->f : &a->dh, r)}};
+    return (struct ahead){
+        .wide = {row_of(&a->y, r), row_of(present(&a->dy) ? &a->dy : &a->y, r), row_of(closes ? &a->x : &a->y, r)},
+        .thin = {row_of(&a->dh, r), row_of(closes ? &a->f : &a->dh, r)}};
 }
 
 /* out_i = dy_i + pre_i da + through_rho y_i + (dp w)_i for VL channels from c; w and scale begin there. */
-INLINE void complete_tile(int64_t n, const struct tile *s, int64_t c, const float *scale, const float *w, const struct ahead *next)
+INLINE void complete_tile(int64_t n, const struct tile *s, int64_t c, const float *scale, const float *w,
+                          const struct ahead *next)
 {
     vec acc[GROUP][MHC_MAX_STREAMS];
     for (int t = 0; t < GROUP; t++) {
@@ -265,7 +272,8 @@ INLINE void complete_tile(int64_t n, const struct tile *s, int64_t c, const floa
             vec_put(s->out[t] + i * RUN + c % RUN, acc[t][i]);
 }
 
-static void complete(int64_t n, const struct tile *s, int64_t c, const float *scale, const float *w, const struct ahead *next)
+static void complete(int64_t n, const struct tile *s, int64_t c, const float *scale, const float *w,
+                     const struct ahead *next)
 {
 #define CALL(n) complete_tile(n, s, c, scale, w, next)
     FOR_STREAMS(n, CALL);
@@ -315,7 +323,8 @@ static void fill_tiles(const struct mhc_boundary_bwd_args *a, int64_t first, int
 }
 
 /* The complete gradient of a run of channels of all tokens of a group. */
-static void complete_run(int64_t n, const struct prepared *with, int64_t tokens, int64_t begin, int64_t end, struct group *g, struct ahead *next)
+static void complete_run(int64_t n, const struct prepared *with, int64_t tokens, int64_t begin, int64_t end,
+                         struct group *g, struct ahead *next)
 {
     for (int64_t c = begin; c < end; c += VL)
         for (int64_t t = 0; t < tokens; t += GROUP) {
@@ -332,7 +341,8 @@ static void complete_run(int64_t n, const struct prepared *with, int64_t tokens,
 }
 
 /* The complete gradient of the new streams goes back through combine, or out if nothing closed. */
-static void finish_run(const struct mhc_boundary_bwd_args *a, int64_t r, int64_t lane, int64_t c, int64_t count, struct group *g, float *dbias)
+static void finish_run(const struct mhc_boundary_bwd_args *a, int64_t r, int64_t lane, int64_t c, int64_t count,
+                       struct group *g, float *dbias)
 {
     int64_t n = a->rule.streams, d = a->dh.dim[1];
     const float *run = (const float *)g->g + lane * n * RUN, *bias = a->bias.data;
@@ -349,10 +359,21 @@ static void finish_run(const struct mhc_boundary_bwd_args *a, int64_t r, int64_t
         return;
     }
     load_mix(&a->rule, row_of(&a->coef_in, r) + 2 * n, g->mix);
-    struct combine_run back = {.n = n, .count = count, .g_step = RUN, .d = d, .g = run, .x = row_of(&a->x, r) + c,
-                               .f = row_of(&a->f, r) + c, .bias = bias ? bias + c : NULL, .factor = a->drop.p > 0 ? g->factor : NULL,
-                               .mix = g->mix, .post = row_of(&a->coef_in, r) + n, .dx = row_of(&a->dx, r) + c,
-                               .df = row_of(&a->df, r) + c, .sums = g->sums + lane * (n * n + n), .fresh = c == 0};
+    struct combine_run back = {.n = n,
+                               .count = count,
+                               .g_step = RUN,
+                               .d = d,
+                               .g = run,
+                               .x = row_of(&a->x, r) + c,
+                               .f = row_of(&a->f, r) + c,
+                               .bias = bias ? bias + c : NULL,
+                               .factor = a->drop.p > 0 ? g->factor : NULL,
+                               .mix = g->mix,
+                               .post = row_of(&a->coef_in, r) + n,
+                               .dx = row_of(&a->dx, r) + c,
+                               .df = row_of(&a->df, r) + c,
+                               .sums = g->sums + lane * (n * n + n),
+                               .fresh = c == 0};
     for (int64_t i = 0; a->drop.p > 0 && i < n; i++)
         CPU_NAME(mhc_drop_factors)(&a->drop, r, i * d + c, count, g->factor + i * RUN);
     CPU_NAME(mhc_combine_bwd_run)(&back);
@@ -360,8 +381,8 @@ static void finish_run(const struct mhc_boundary_bwd_args *a, int64_t r, int64_t
         dbias[c + k] += back.df[k];
 }
 
-static void backward_lanes(const struct mhc_boundary_bwd_args *a, const struct prepared *with, int64_t first, int64_t count, float *dgain,
-                           float *dbias)
+static void backward_lanes(const struct mhc_boundary_bwd_args *a, const struct prepared *with, int64_t first,
+                           int64_t count, float *dgain, float *dbias)
 {
     struct group g; /* on the stack: half a MB at most streams, a few tens of KB of it used at 4 */
     int64_t n = a->rule.streams, d = a->dh.dim[1];

@@ -5,10 +5,11 @@
 
 #include <math.h>
 
-/* ---- projection ---------------------------------------------------------------------------------------- */
+/* ---- projection ------------------------------------------------------------------------------ */
 
 /* out[t][i] = x[t] . w[i], GROUP rows of x by 4 of w. soon: rows of k floats to be fetched meanwhile. */
-static void dot_tile(const float *const *x, const float *const *w, int64_t k, const float *const *soon, float out[GROUP][4])
+static void dot_tile(const float *const *x, const float *const *w, int64_t k, const float *const *soon,
+                     float out[GROUP][4])
 {
     vec acc[GROUP][4] = {{{0}}};
     const float *soon0 = soon[0], *soon1 = soon[1];
@@ -48,8 +49,8 @@ static void choose_soon(const struct project_ahead *a, int64_t first, int64_t ti
 }
 
 /* Rows that a tile lacks are others again: what a token gets does not depend on who shares its tile. */
-void CPU_NAME(mhc_project_group)(const struct tensor *x, const struct tensor *w, int64_t first, int64_t count, float *const *p,
-                                 const struct project_ahead *ahead)
+void CPU_NAME(mhc_project_group)(const struct tensor *x, const struct tensor *w, int64_t first, int64_t count,
+                                 float *const *p, const struct project_ahead *ahead)
 {
     int64_t k = x->dim[1], m = w->dim[0];
     const float *in[GROUP], *with[4];
@@ -84,7 +85,7 @@ int CPU_NAME(mhc_project_fwd_cpu)(struct lane *l, const struct mhc_project_fwd_a
     return ST_OK;
 }
 
-/* ---- gates, by lanes -------------------------------------------------------------------------------------- */
+/* ---- gates, by lanes ------------------------------------------------------------------------- */
 
 /* Columns [col, col + n) of rows [first, first + count) as lanes; lanes without a row repeat the last one. */
 static void load_lanes(int64_t n, const struct tensor *t, int64_t col, int64_t first, int64_t count, vec *out)
@@ -142,7 +143,7 @@ INLINE void sigmoid_lanes(vec *v)
     *v = 1.0f / (1.0f + e);
 }
 
-/* ---- Sinkhorn, by lanes ------------------------------------------------------------------------------------ */
+/* ---- Sinkhorn, by lanes ---------------------------------------------------------------------- */
 
 /* Divide the lines of y (step apart within a line, line_step between lines) by their sums. */
 INLINE void half_step(int64_t n, bool plus_eps, int64_t line_step, int64_t step, vec *y, vec *divisor)
@@ -218,7 +219,8 @@ INLINE void sinkhorn_lanes(int64_t n, const struct mhc_rule *r, vec *y, vec *sta
 
 /* Back through one half step. gamma is gradient times value: that of what was divided is gamma - y sum(gamma) over
  * a line, without a division, and y times the divisor is what was divided: no iterate is stored. */
-INLINE void undo_half_step(int64_t n, bool clamped, int64_t line_step, int64_t step, const vec *divisor, vec *y, vec *gamma)
+INLINE void undo_half_step(int64_t n, bool clamped, int64_t line_step, int64_t step, const vec *divisor, vec *y,
+                           vec *gamma)
 {
     UNROLL
     for (int64_t i = 0; i < n; i++) {
@@ -286,14 +288,15 @@ INLINE void sinkhorn_bwd_lanes(int64_t n, const struct mhc_rule *r, vec *logits,
     undo_softmax(n, start, divisor, logits, g);
 }
 
-/* ---- both together, for the boundary ------------------------------------------------------------------------- */
+/* ---- both together, for the boundary --------------------------------------------------------- */
 
 struct mapping {
     float scale[3];
     const float *beta;
 };
 
-static struct mapping mapping_of(const struct tensor *pre, const struct tensor *post, const struct tensor *res, const struct tensor *beta)
+static struct mapping mapping_of(const struct tensor *pre, const struct tensor *post, const struct tensor *res,
+                                 const struct tensor *beta)
 {
     return (struct mapping){.scale = {scalar_of(pre), scalar_of(post), scalar_of(res)}, .beta = beta->data};
 }
@@ -340,7 +343,8 @@ INLINE void gates_bwd_lanes(int64_t n, vec *z, vec *dcoef)
     }
 }
 
-INLINE void coef_bwd_lanes(int64_t n, const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, float *dp, float *through_rho)
+INLINE void coef_bwd_lanes(int64_t n, const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, float *dp,
+                           float *through_rho)
 {
     int64_t logits = n * n + 2 * n;
     struct mapping m = mapping_of(&a->a_pre, &a->a_post, &a->a_res, &a->beta);
@@ -366,14 +370,15 @@ INLINE void coef_bwd_lanes(int64_t n, const struct mhc_boundary_bwd_args *a, int
     vec_put(through_rho, vec_choose(rho > 0, sum, (vec){0}));
 }
 
-void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, float *dp, float *through_rho)
+void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, float *dp,
+                                  float *through_rho)
 {
 #define CALL(n) coef_bwd_lanes(n, a, first, count, dp, through_rho)
     FOR_STREAMS(a->rule.streams, CALL);
 #undef CALL
 }
 
-/* ---- the primitives -------------------------------------------------------------------------------------------- */
+/* ---- the primitives -------------------------------------------------------------------------- */
 
 int CPU_NAME(mhc_gates_fwd_cpu)(struct lane *l, const struct mhc_gates_fwd_args *a)
 {

@@ -49,7 +49,8 @@ static void contract_group(const struct mhc_contract_fwd_args *a, int64_t first,
         }
         float rstd = 1.0f / sqrtf((k > 0 ? sum_squares(x, k) / (float)k : 0) + (float)a->eps);
         for (int64_t i = 0; i < n; i++)
-            weight[i] = fast_sigmoidf(m[t][i] * rstd * scalar_of(&a->scale) + ((const float *)a->base.data)[i]) + (float)a->eps;
+            weight[i] =
+                fast_sigmoidf(m[t][i] * rstd * scalar_of(&a->scale) + ((const float *)a->base.data)[i]) + (float)a->eps;
         row_of(&a->rstd, first + t)[0] = rstd;
         weighted_sum(n, d, x, weight, row_of(&a->y, first + t));
     }
@@ -82,8 +83,8 @@ int64_t CPU_NAME(mhc_contract_bwd_work_cpu)(const struct mhc_contract_bwd_args *
 }
 
 /* dx (+)= gate dy - through_norm x + sum_k dm_k w_k over the d channels of one stream, which starts at w. */
-static void contract_bwd_stream(int64_t d, bool acc, float gate, float through_norm, const float *dy, const float *x, int64_t n,
-                                const float *dm, const float *w, int64_t w_step, float *dx)
+static void contract_bwd_stream(int64_t d, bool acc, float gate, float through_norm, const float *dy, const float *x,
+                                int64_t n, const float *dm, const float *w, int64_t w_step, float *dx)
 {
     enum { WIDE = 4 };
     int64_t c = 0;
@@ -121,8 +122,8 @@ static void contract_bwd_row(const struct mhc_contract_bwd_args *a, int64_t r, f
     }
     float through_norm = drstd * rstd * rstd * rstd / (float)(k > 0 ? k : 1);
     for (int64_t i = 0; i < n; i++)
-        contract_bwd_stream(d, a->acc_dx, gate[i], through_norm, dy, x + i * d, n, dm, (const float *)a->w.data + i * d, a->w.stride[0],
-                            row_of(&a->dx, r) + i * d);
+        contract_bwd_stream(d, a->acc_dx, gate[i], through_norm, dy, x + i * d, n, dm, (const float *)a->w.data + i * d,
+                            a->w.stride[0], row_of(&a->dx, r) + i * d);
 }
 
 static void mean_bwd_row(const struct mhc_contract_bwd_args *a, int64_t r, int64_t n)
@@ -174,7 +175,12 @@ int CPU_NAME(mhc_contract_bwd_cpu)(struct lane *l, const struct mhc_contract_bwd
     if (!learned)
         return ST_OK;
     gate_sums(a, dv);
-    struct outer o = {.dp = dm, .dp_step = n, .m = n, .y = &a->x, .dw = &a->dw, .partial = rows > 0 ? dv + rows * n : a->work.data,
+    struct outer o = {.dp = dm,
+                      .dp_step = n,
+                      .m = n,
+                      .y = &a->x,
+                      .dw = &a->dw,
+                      .partial = rows > 0 ? dv + rows * n : a->work.data,
                       .acc = mhc_contract_adds(a)};
     CPU_NAME(mhc_outer)(&o);
     return ST_OK;

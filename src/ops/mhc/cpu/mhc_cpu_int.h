@@ -24,7 +24,8 @@ enum { VL = VEC_LENGTH };
 typedef float vec __attribute__((vector_size(4 * VL), may_alias));
 typedef int32_t vec_mask __attribute__((vector_size(4 * VL), may_alias));
 typedef float quad __attribute__((vector_size(16), may_alias));
-typedef float vec_anywhere __attribute__((vector_size(4 * VL), aligned(4), may_alias)); /* in tensors, which are aligned as floats */
+/* in tensors, which are aligned as floats */
+typedef float vec_anywhere __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef float quad_anywhere __attribute__((vector_size(16), aligned(4), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
@@ -42,21 +43,21 @@ typedef float quad_anywhere __attribute__((vector_size(16), aligned(4), may_alia
 enum {
     LOGITS_MAX = MHC_MAX_STREAMS * MHC_MAX_STREAMS + 2 * MHC_MAX_STREAMS,
     MATRIX_MAX = MHC_MAX_STREAMS * MHC_MAX_STREAMS,
-    GROUP = 4, /* tokens that share a pass over the weight */
-    LINE = 16, /* floats in a line of cache */
+    GROUP = 4,            /* tokens that share a pass over the weight */
+    LINE = 16,            /* floats in a line of cache */
     BRING_ROOM = 1 << 17, /* floats, half a megabyte: what may wait in the second-level cache */
-    RUN = 128, /* channels whose dropout factors or gradients are kept at once */
+    RUN = 128,            /* channels whose dropout factors or gradients are kept at once */
 };
 
 /* CALL(n) with n a constant for the usual numbers of streams, so that loops over streams unroll. Each
  * constant is another copy of the code: more of them cost more compile time than they gain. */
-#define FOR_STREAMS(n, CALL)           \
-    do {                               \
-        switch (n) {                   \
-        case 2: CALL(2); break;        \
-        case 4: CALL(4); break;        \
-        default: CALL(n); break;       \
-        }                              \
+#define FOR_STREAMS(n, CALL)                                                                                           \
+    do {                                                                                                               \
+        switch (n) {                                                                                                   \
+        case 2: CALL(2); break;                                                                                        \
+        case 4: CALL(4); break;                                                                                        \
+        default: CALL(n); break;                                                                                       \
+        }                                                                                                              \
     } while (0)
 
 static inline quad quad_at(const float *p) { return *(const quad_anywhere *)p; }
@@ -73,17 +74,20 @@ static inline vec vec_max(vec a, vec b) { return vec_choose(a > b, a, b); }
 /* Shuffles. Lanes form quarters of four floats each; every quarter of the result is made of the same quarter of a and
  * b: PICK takes a[i], b[i], a[j], b[j] of it, PAIR a[i], a[j], b[i], b[j]. */
 #if VEC_LENGTH == 16
-#define EACH(i, j, k, l) i, j, k, l, i + 4, j + 4, k + 4, l + 4, i + 8, j + 8, k + 8, l + 8, i + 12, j + 12, k + 12, l + 12
+#define EACH(i, j, k, l)                                                                                               \
+    i, j, k, l, i + 4, j + 4, k + 4, l + 4, i + 8, j + 8, k + 8, l + 8, i + 12, j + 12, k + 12, l + 12
 typedef float vec_half __attribute__((vector_size(32), may_alias));
 static inline quad vec_fold(vec v)
 {
-    vec_half h = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    vec_half h = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
     return __builtin_shufflevector(h, h, 0, 1, 2, 3) + __builtin_shufflevector(h, h, 4, 5, 6, 7);
 }
 /* q[0], q[4], q[8], q[12] side by side; and back. */
 static inline vec vec_of_quads(const quad *q)
 {
-    vec_half low = __builtin_shufflevector(q[0], q[4], 0, 1, 2, 3, 4, 5, 6, 7), high = __builtin_shufflevector(q[8], q[12], 0, 1, 2, 3, 4, 5, 6, 7);
+    vec_half low = __builtin_shufflevector(q[0], q[4], 0, 1, 2, 3, 4, 5, 6, 7),
+             high = __builtin_shufflevector(q[8], q[12], 0, 1, 2, 3, 4, 5, 6, 7);
     return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 static inline void vec_to_quads(vec v, quad *q)
@@ -128,7 +132,8 @@ static inline quad vec_sum4(vec a, vec b, vec c, vec d)
 /* In every quarter, v[i][j] becomes v[j][i]. */
 static inline void vec_transpose4(vec *v)
 {
-    vec low = PICK(v[0], v[1], 0, 1), high = PICK(v[0], v[1], 2, 3), low2 = PICK(v[2], v[3], 0, 1), high2 = PICK(v[2], v[3], 2, 3);
+    vec low = PICK(v[0], v[1], 0, 1), high = PICK(v[0], v[1], 2, 3), low2 = PICK(v[2], v[3], 0, 1),
+        high2 = PICK(v[2], v[3], 2, 3);
     v[0] = PAIR(low, low2, 0, 1);
     v[1] = PAIR(low, low2, 2, 3);
     v[2] = PAIR(high, high2, 0, 1);
@@ -242,7 +247,7 @@ static inline void load_mix(const struct mhc_rule *r, const float *res, float *m
             mix[i * n + j] = r->profile == MHC_D ? res[j * n + i] : res[i * n + j];
 }
 
-/* ---- rows: mhc_mix_cpu.c -------------------------------------------------------------------------- */
+/* ---- rows: mhc_mix_cpu.c --------------------------------------------------------------------- */
 
 /* Dropout factors of channels [first, first + count) of token t. */
 void CPU_NAME(mhc_drop_factors)(const struct dropout_rule *r, int64_t t, int64_t first, int64_t count, float *factor);
@@ -263,25 +268,27 @@ void CPU_NAME(mhc_combine_bwd_run)(const struct combine_run *c);
 void CPU_NAME(mhc_combine_bwd_finish)(const struct mhc_rule *r, const vec *sums, float *dpost, float *dres);
 
 /* out [count] (+)= the partials in order, partial_step apart. */
-void CPU_NAME(mhc_add_partials)(float *out, bool acc, const float *partial, int64_t partial_step, int64_t blocks, int64_t count);
+void CPU_NAME(mhc_add_partials)(float *out, bool acc, const float *partial, int64_t partial_step, int64_t blocks,
+                                int64_t count);
 
-/* ---- coefficients: mhc_coef_cpu.c ------------------------------------------------------------------- */
+/* ---- coefficients: mhc_coef_cpu.c ------------------------------------------------------------ */
 
-/* p[g] = x rows [first, first + count) times w^T, count <= GROUP. Meanwhile fetches the same rows, `ahead` further on, of
- * matrices as wide as x (their rows together) and narrower ones; NULL: none. */
+/* p[g] = x rows [first, first + count) times w^T, count <= GROUP. Meanwhile fetches the same rows, `ahead` further on,
+ * of matrices as wide as x (their rows together) and narrower ones; NULL: none. */
 struct project_ahead {
     const struct tensor *wide[2], *thin;
     int64_t rows;
 };
-void CPU_NAME(mhc_project_group)(const struct tensor *x, const struct tensor *w, int64_t first, int64_t count, float *const *p,
-                                 const struct project_ahead *ahead);
+void CPU_NAME(mhc_project_group)(const struct tensor *x, const struct tensor *w, int64_t first, int64_t count,
+                                 float *const *p, const struct project_ahead *ahead);
 /* Coefficients of rows [first, first + count) from stat, count <= VL. */
 void CPU_NAME(mhc_coef_lanes)(const struct mhc_boundary_fwd_args *a, int64_t first, int64_t count);
 /* dz of rows [first, first + count) from stat. dp [VL, N]: gradients of their coefficients in, of p out. through_rho
  * [VL]: drho / (K rho). */
-void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, float *dp, float *through_rho);
+void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, float *dp,
+                                  float *through_rho);
 
-/* ---- weight gradient: mhc_outer_cpu.c ---------------------------------------------------------------- */
+/* ---- weight gradient: mhc_outer_cpu.c -------------------------------------------------------- */
 
 /* dw [m, k] (+)= sum over rows of dp[row]^T y[row]; dp rows lie dp_step apart. partial: mhc_outer_floats. */
 struct outer {

@@ -26,11 +26,11 @@ void CPU_NAME(mhc_drop_factors)(const struct dropout_rule *r, int64_t t, int64_t
         drop_factors(r, t, first + i, min_i64(DROPOUT_RUN, count - i), factor + i);
 }
 
-/* ---- combine forward --------------------------------------------------------------------------------- */
+/* ---- combine forward ------------------------------------------------------------------------- */
 
 /* VL channels: all streams are read before any is written, so y may be x. */
 INLINE void combine_lanes(int64_t n, int64_t d, const float *x, const float *f, const float *bias, const float *factor,
-                         const float *mix, const float *post, float *y)
+                          const float *mix, const float *post, float *y)
 {
     vec in[MHC_MAX_STREAMS], v = vec_at(f);
     if (bias != NULL)
@@ -47,8 +47,8 @@ INLINE void combine_lanes(int64_t n, int64_t d, const float *x, const float *f, 
     }
 }
 
-INLINE void combine_one(int64_t n, int64_t d, const float *x, float v, const float *factor, const float *mix, const float *post,
-                         float *y)
+INLINE void combine_one(int64_t n, int64_t d, const float *x, float v, const float *factor, const float *mix,
+                        const float *post, float *y)
 {
     float in[MHC_MAX_STREAMS];
     for (int64_t j = 0; j < n; j++)
@@ -63,8 +63,8 @@ INLINE void combine_one(int64_t n, int64_t d, const float *x, float v, const flo
     }
 }
 
-INLINE void combine_run(int64_t n, int64_t d, int64_t count, const float *x, const float *f, const float *bias, const float *factor,
-                         const float *mix, const float *post, float *y)
+INLINE void combine_run(int64_t n, int64_t d, int64_t count, const float *x, const float *f, const float *bias,
+                        const float *factor, const float *mix, const float *post, float *y)
 {
     int64_t c = 0;
     for (; c + VL <= count; c += VL)
@@ -113,13 +113,14 @@ int CPU_NAME(mhc_combine_fwd_cpu)(struct lane *l, const struct mhc_combine_fwd_a
     return ST_OK;
 }
 
-/* ---- combine backward -------------------------------------------------------------------------------- */
+/* ---- combine backward ------------------------------------------------------------------------ */
 
 /* `count` channels, a multiple of VL. dx may be g: all of g is read first. */
 INLINE void bwd_lanes(int64_t n, const struct combine_run *c, int64_t count)
 {
     int64_t d = c->d, g_step = c->g_step;
-    const float *g_in = c->g, *x_in = c->x, *f_in = c->f, *bias = c->bias, *factor = c->factor, *mix = c->mix, *post = c->post;
+    const float *g_in = c->g, *x_in = c->x, *f_in = c->f, *bias = c->bias, *factor = c->factor, *mix = c->mix,
+                *post = c->post;
     float *dx = c->dx, *df = c->df;
     vec sums[MATRIX_MAX + MHC_MAX_STREAMS], *out = c->sums;
     UNROLL_COPY
@@ -209,7 +210,8 @@ void CPU_NAME(mhc_combine_bwd_finish)(const struct mhc_rule *r, const vec *sums,
     load_mix(r, dmix, dres); /* a transpose is its own inverse */
 }
 
-void CPU_NAME(mhc_add_partials)(float *out, bool acc, const float *partial, int64_t partial_step, int64_t blocks, int64_t count)
+void CPU_NAME(mhc_add_partials)(float *out, bool acc, const float *partial, int64_t partial_step, int64_t blocks,
+                                int64_t count)
 {
     enum { STRIP = 512 };
 #pragma omp parallel for schedule(static) if (blocks * count > 16384)
@@ -240,10 +242,20 @@ static void combine_bwd_row(const struct mhc_combine_bwd_args *a, int64_t r, flo
     if (d == 0)
         memset(sums, 0, (size_t)(n * n + n) * sizeof *sums);
     for (int64_t c = 0; c < d; c += RUN) {
-        struct combine_run run = {.n = n, .count = min_i64(RUN, d - c), .g_step = d, .d = d, .g = row_of(&a->dy, r) + c,
-                                  .x = row_of(&a->x, r) + c, .f = row_of(&a->f, r) + c, .bias = bias ? bias + c : NULL,
-                                  .factor = a->drop.p > 0 ? factor : NULL, .mix = mix, .post = row_of(&a->post, r),
-                                  .dx = row_of(&a->dx, r) + c, .df = row_of(&a->df, r) + c, .sums = sums,
+        struct combine_run run = {.n = n,
+                                  .count = min_i64(RUN, d - c),
+                                  .g_step = d,
+                                  .d = d,
+                                  .g = row_of(&a->dy, r) + c,
+                                  .x = row_of(&a->x, r) + c,
+                                  .f = row_of(&a->f, r) + c,
+                                  .bias = bias ? bias + c : NULL,
+                                  .factor = a->drop.p > 0 ? factor : NULL,
+                                  .mix = mix,
+                                  .post = row_of(&a->post, r),
+                                  .dx = row_of(&a->dx, r) + c,
+                                  .df = row_of(&a->df, r) + c,
+                                  .sums = sums,
                                   .fresh = c == 0};
         for (int64_t i = 0; a->drop.p > 0 && i < n; i++)
             CPU_NAME(mhc_drop_factors)(&a->drop, r, i * d + c, run.count, factor + i * RUN);
@@ -279,7 +291,7 @@ int CPU_NAME(mhc_combine_bwd_cpu)(struct lane *l, const struct mhc_combine_bwd_a
     return ST_OK;
 }
 
-/* ---- aggregate, expand --------------------------------------------------------------------------------- */
+/* ---- aggregate, expand ----------------------------------------------------------------------- */
 
 int CPU_NAME(mhc_aggregate_fwd_cpu)(struct lane *l, const struct mhc_aggregate_fwd_args *a)
 {

@@ -18,8 +18,8 @@ static int64_t partials(int64_t rows) { return min_i64(MHC_MAX_PARTIALS, max_i64
 int64_t CPU_NAME(mhc_outer_floats)(int64_t rows, int64_t m, int64_t k) { return partials(rows) * m * k; }
 
 /* tall x (WIDE * VL) entries of dw += over `rows` rows; fetches as many lines from soon. */
-INLINE void outer_tile(int tall, int64_t rows, const float *dp, int64_t dp_step, const float *y, int64_t y_step, const float *soon, float *dw,
-                       int64_t k)
+INLINE void outer_tile(int tall, int64_t rows, const float *dp, int64_t dp_step, const float *y, int64_t y_step,
+                       const float *soon, float *dw, int64_t k)
 {
     vec acc[TALL][WIDE];
     for (int i = 0; i < tall; i++)
@@ -42,7 +42,8 @@ INLINE void outer_tile(int tall, int64_t rows, const float *dp, int64_t dp_step,
 static void outer_slice(const struct outer *o, int64_t first, int64_t rows, float *dw)
 {
     int64_t k = o->y->dim[1], step = o->y->stride[0], c = 0;
-    const float *dp = o->dp + first * o->dp_step, *y = row_of(o->y, first), *soon = y + rows * step, *end = soon + rows * step;
+    const float *dp = o->dp + first * o->dp_step, *y = row_of(o->y, first), *soon = y + rows * step,
+                *end = soon + rows * step;
     if (first + 2 * rows > o->y->dim[0])
         soon = end = y; /* nothing as long follows */
     for (; c + WIDE * VL <= k; c += WIDE * VL) {
@@ -84,7 +85,8 @@ static void outer_add(const struct outer *o, int64_t i, int64_t blocks)
 
 void CPU_NAME(mhc_outer)(const struct outer *o)
 {
-    int64_t rows = o->y->dim[0], k = o->y->dim[1], count = o->m * k, blocks = partials(rows), per = ceil_div(rows, blocks);
+    int64_t rows = o->y->dim[0], k = o->y->dim[1], count = o->m * k, blocks = partials(rows),
+            per = ceil_div(rows, blocks);
     if (count == 0)
         return;
     int64_t slice = max_i64(SLICE_MIN, BRING_ROOM / k);
@@ -104,11 +106,12 @@ void CPU_NAME(mhc_outer)(const struct outer *o)
     }
 }
 
-/* ---- project backward -------------------------------------------------------------------------------- */
+/* ---- project backward ------------------------------------------------------------------------ */
 
 int64_t CPU_NAME(mhc_project_bwd_work_cpu)(const struct mhc_project_bwd_args *a)
 {
-    return a->dw.rank > 0 ? CPU_NAME(mhc_outer_floats)(a->x.dim[0], a->w.dim[0], a->x.dim[1]) * (int64_t)sizeof(float) : 0;
+    return a->dw.rank > 0 ? CPU_NAME(mhc_outer_floats)(a->x.dim[0], a->w.dim[0], a->x.dim[1]) * (int64_t)sizeof(float)
+                          : 0;
 }
 
 int CPU_NAME(mhc_project_bwd_cpu)(struct lane *l, const struct mhc_project_bwd_args *a)
@@ -132,14 +135,19 @@ int CPU_NAME(mhc_project_bwd_cpu)(struct lane *l, const struct mhc_project_bwd_a
         }
     }
     if (present(&a->dw)) {
-        struct outer o = {.dp = a->dp.data, .dp_step = a->dp.stride[0], .m = m, .y = &a->x, .dw = &a->dw,
-                          .partial = a->work.data, .acc = a->acc_dw};
+        struct outer o = {.dp = a->dp.data,
+                          .dp_step = a->dp.stride[0],
+                          .m = m,
+                          .y = &a->x,
+                          .dw = &a->dw,
+                          .partial = a->work.data,
+                          .acc = a->acc_dw};
         CPU_NAME(mhc_outer)(&o);
     }
     return ST_OK;
 }
 
-/* ---- the boundary's parameters ------------------------------------------------------------------------- */
+/* ---- the boundary's parameters --------------------------------------------------------------- */
 
 /* Scratch: per block of rows the sums of dz and of dz p q in double, then dp [rows, N], then mhc_outer's. */
 int64_t CPU_NAME(mhc_boundary_dw_work_cpu)(const struct mhc_boundary_dw_args *a)
@@ -152,7 +160,8 @@ int64_t CPU_NAME(mhc_boundary_dw_work_cpu)(const struct mhc_boundary_dw_args *a)
 static int group_of(int64_t n, int64_t k) { return k < n ? 0 : k < 2 * n ? 1 : 2; }
 
 /* dp = dz A q for rows [first, end), and their sums, in row order. */
-static void block_sums(const struct mhc_boundary_dw_args *a, int64_t first, int64_t end, float *dp, double *beta, double *alpha)
+static void block_sums(const struct mhc_boundary_dw_args *a, int64_t first, int64_t end, float *dp, double *beta,
+                       double *alpha)
 {
     int64_t n = a->rule.streams, m = mhc_logits(n);
     const float scale[3] = {scalar_of(&a->a_pre), scalar_of(&a->a_post), scalar_of(&a->a_res)};
@@ -172,7 +181,8 @@ static void block_sums(const struct mhc_boundary_dw_args *a, int64_t first, int6
 
 static void small_sums(const struct mhc_boundary_dw_args *a, double *sums, float *dp)
 {
-    int64_t rows = a->y.dim[0], n = a->rule.streams, m = mhc_logits(n), blocks = partials(rows), per = ceil_div(rows, blocks);
+    int64_t rows = a->y.dim[0], n = a->rule.streams, m = mhc_logits(n), blocks = partials(rows),
+            per = ceil_div(rows, blocks);
 #pragma omp parallel for schedule(static) if (rows * m > 4096)
     for (int64_t b = 0; b < blocks; b++)
         block_sums(a, b * per, min_i64(rows, (b + 1) * per), dp, sums + b * 2 * m, sums + (b * 2 + 1) * m);
@@ -198,7 +208,8 @@ int CPU_NAME(mhc_boundary_dw_cpu)(struct lane *l, const struct mhc_boundary_dw_a
     double *sums = a->work.data;
     float *dp = (float *)(sums + partials(rows) * 2 * m);
     small_sums(a, sums, dp);
-    struct outer o = {.dp = dp, .dp_step = m, .m = m, .y = &a->y, .dw = &a->dw, .partial = dp + rows * m, .acc = a->acc_dw};
+    struct outer o = {
+        .dp = dp, .dp_step = m, .m = m, .y = &a->y, .dw = &a->dw, .partial = dp + rows * m, .acc = a->acc_dw};
     CPU_NAME(mhc_outer)(&o);
     return ST_OK;
 }

@@ -1,5 +1,5 @@
-/* Streams of several sublayers recomputed on the CPU; see mhc.h. A row goes through all layers while its streams are in the
- * second-level cache, by the function that combine and the boundary use: so the bits are theirs. */
+/* Streams of several sublayers recomputed on the CPU; see mhc.h. A row goes through all layers while its streams are in
+ * the second-level cache, by the function that combine and the boundary use: so the bits are theirs. */
 #include "ops/mhc/cpu/mhc_cpu_int.h"
 #include "ops/mhc/mhc.h"
 #include "ops/mhc/mhc_rebuild_int.h"

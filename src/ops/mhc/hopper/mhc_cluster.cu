@@ -1,50 +1,60 @@
-/* The boundary forward for 4 streams of bf16 on Hopper in one pass: x and f are read once, y and h written once, by clusters of C / 256 blocks.
- * A block owns 256 channels of all streams and keeps its part of w in registers. A cluster owns tiles of 16 tokens and walks over them: tile =
- * cluster + k clusters. h needs sums over all channels, so the blocks exchange them through each other's shared memory, while the tile waits in
- * a ring of stages and later tiles are worked on. Every token of a tile belongs to one block, which gets its sums from all and gives its gates to all.
+/* The boundary forward for 4 streams of bf16 on Hopper in one pass: x and f are read once, y and h written once, by
+ * clusters of C / 256 blocks. A block owns 256 channels of all streams and keeps its part of w in registers. A cluster
+ * owns tiles of 16 tokens and walks over them: tile = cluster + k clusters. h needs sums over all channels, so the
+ * blocks exchange them through each other's shared memory, while the tile waits in a ring of stages and later tiles are
+ * worked on. Every token of a tile belongs to one block, which gets its sums from all and gives its gates to all.
  *
  * In a block, all roles are warps that wait for each other at barriers in shared memory only:
- *   loader     brings x, f and coefficients of tile k + STAGES, those of the tile after it into the cache, and sends h of tile k to memory
- *   workers    8 warps, 32 channels each: y = combine, rounded, in the place of x; products with w, Gram matrix of the streams; a record of sums for
- *              each warp and token
- *   sender     adds the records of the warps, in order, and sends each token's to its block, first what h needs; a tile later, takes the other products
- *   opener     of the block's tokens: adds what came from all blocks, in order of rank; gates `pre` and 1 / rms of h to all blocks
- *   closer     of the block's tokens, a batch at a time: the other coefficients (Sinkhorn), and all small numbers to memory
+ *   loader     brings x, f and coefficients of tile k + STAGES, those of the tile after it into the cache, and sends h
+ *              of tile k to memory
+ *   workers    8 warps, 32 channels each: y = combine, rounded, in the place of x; products with w, Gram matrix of the
+ *              streams; a record of sums for each warp and token
+ *   sender     adds the records of the warps, in order, and sends each token's to its block, first what h needs; a tile
+ *              later, takes the other products
+ *   opener     of the block's tokens: adds what came from all blocks, in order of rank; gates `pre` and 1 / rms of h to
+ *              all blocks
+ *   closer     of the block's tokens, a batch at a time: the other coefficients (Sinkhorn), and all small numbers to
+ *              memory
  *   finishers  4 warps, 4 tokens each: h from y of the stage, in the place of f; one of them sends y to memory before
  *
- * A tile is in a stage for about 16,000 cycles, of which workers have 3,700; the rest is waiting for others. So what is short in instructions counts too, if
- * all wait for it: no divisions in the loops, what h needs is sent first, loads of several numbers are asked for together.
+ * A tile is in a stage for about 16,000 cycles, of which workers have 3,700; the rest is waiting for others. So what is
+ * short in instructions counts too, if all wait for it: no divisions in the loops, what h needs is sent first, loads of
+ * several numbers are asked for together.
  *
- * In two passes (OPEN false; for channels that need more blocks than a cluster has) the same pass has clusters of a part of the channels. Instead of
- * opener, closer and finishers a gatherer writes the cluster's sums to memory; a small kernel makes all coefficients and 1 / rms of them, and
- * aggregate_rows (mhc_mix.cu) makes h.
+ * In two passes (OPEN false; for channels that need more blocks than a cluster has) the same pass has clusters of a
+ * part of the channels. Instead of opener, closer and finishers a gatherer writes the cluster's sums to memory; a small
+ * kernel makes all coefficients and 1 / rms of them, and aggregate_rows (mhc_mix.cu) makes h.
  *
- * One exchange is enough: with G the Gram matrix of a token's streams, as they are stored, the sum of squares that rho needs is its trace, and that
- * of h = sum_i pre_i y_i is pre^T G pre. In fp32 the latter loses digits where h is small beside the streams, but always fewer than the rounding of y
- * has cost before (both grow: 1e-7 k^2 against 1e-4 k, where h is smaller by k; beyond k = 1000 h has no digits left anyway).
+ * One exchange is enough: with G the Gram matrix of a token's streams, as they are stored, the sum of squares that rho
+ * needs is its trace, and that of h = sum_i pre_i y_i is pre^T G pre. In fp32 the latter loses digits where h is small
+ * beside the streams, but always fewer than the rounding of y has cost before (both grow: 1e-7 k^2 against 1e-4 k,
+ * where h is smaller by k; beyond k = 1000 h has no digits left anyway).
  *
- * Why nothing is overwritten or waits for ever. Every barrier below has one round a tile (or one a tile of its stage, slot, buffer of records or batch),
- * and who arrives in a round (of warps, all threads) has waited for the one before:
+ * Why nothing is overwritten or waits for ever. Every barrier below has one round a tile (or one a tile of its stage,
+ * slot, buffer of records or batch), and who arrives in a round (of warps, all threads) has waited for the one before:
  *   full     loader and its bytes -> workers              formed   8 workers, y is in the stage -> finishers
  *   gated    openers of all blocks -> finishers           finished 4 finishers, h is in the stage and y read out -> loader
  *   summed   8 workers, records are written -> sender     taken    sender -> workers, may write records of the next tile but one
  *   batched  opener and sender -> closer                  closed   closer, batch is in registers -> opener and sender
- *   received, kept, credit: mhc_cluster.cuh; opener and sender are the receivers, of what h needs and of the rest, in the same slots
- * Nobody can miss a round: the next but one of any barrier needs an arrival that its waiters make, or make possible, after they have seen this one.
- * The gates of a stage need no credit: those of tile k + STAGES are made from sums of workers, of every block, that waited for the stage, so for
- * finishers that are done with tile k. A tile depends on earlier tiles only (on a free stage, on room at the receivers), and all blocks of a cluster have
- * the same tiles: so the oldest tile that is not done can always go on. Only a batch waits for a later tile: its last products are taken after the sums of
- * the next tile are sent, for which nobody needs that batch.
+ *   received, kept, credit: mhc_cluster.cuh; opener and sender are the receivers, of what h needs and of the rest, in
+ *   the same slots
+ * Nobody can miss a round: the next but one of any barrier needs an arrival that its waiters make, or make possible,
+ * after they have seen this one. The gates of a stage need no credit: those of tile k + STAGES are made from sums of
+ * workers, of every block, that waited for the stage, so for finishers that are done with tile k. A tile depends on
+ * earlier tiles only (on a free stage, on room at the receivers), and all blocks of a cluster have the same tiles: so
+ * the oldest tile that is not done can always go on. Only a batch waits for a later tile: its last products are taken
+ * after the sums of the next tile are sent, for which nobody needs that batch.
  *
  * With dropout and in two passes one register is spilled (4 bytes): 208 are all a worker can have. */
 #include "ops/mhc/hopper/mhc_cluster_exchange.cuh"
 
 #if HOPPER_CODE
 
-/* ---- loader: one thread ----------------------------------------------------------------------------------- */
+/* ---- loader: one thread ---------------------------------------------------------------------- */
 
 /* x and coefficients of a tile; f comes where h may have to be read out before. */
-static __device__ __forceinline__ void load_x(const struct cluster_fwd &a, struct cluster_shared *s, int at, int tile, int slice, const CUtensorMap *x)
+static __device__ __forceinline__ void load_x(const struct cluster_fwd &a, struct cluster_shared *s, int at, int tile,
+                                              int slice, const CUtensorMap *x)
 {
     int row = tile * TOKENS;
     uint32_t coef = (uint32_t)min(a.rows - row, (int64_t)TOKENS) * (CL_LOGITS * 4);
@@ -52,13 +62,15 @@ static __device__ __forceinline__ void load_x(const struct cluster_fwd &a, struc
     tma_load_slice(s->stage[at].x, x, slice * LINES, row, &s->full[at]);
     bulk_load(s->coef[at], a.coef_in + (int64_t)row * CL_LOGITS, coef, &s->full[at]);
 }
-static __device__ __forceinline__ void load_f(struct cluster_shared *s, int at, int tile, int slice, const CUtensorMap *f)
+static __device__ __forceinline__ void load_f(struct cluster_shared *s, int at, int tile, int slice,
+                                              const CUtensorMap *f)
 {
     tma_load_slice(s->stage[at].f, f, slice * LINES, tile * TOKENS, &s->full[at]);
 }
 
 /* Tiles from `from` to before `to`, for which no stage must become free. */
-static __device__ __forceinline__ void load_first(const struct cluster_fwd &a, struct cluster_shared *s, int from, int to, int slice, const CUtensorMap *x, const CUtensorMap *f)
+static __device__ __forceinline__ void load_first(const struct cluster_fwd &a, struct cluster_shared *s, int from,
+                                                  int to, int slice, const CUtensorMap *x, const CUtensorMap *f)
 {
     for (int k = from, tile = first_tile(a) + from * a.lines; k < to && tile < a.tiles; k++, tile += a.lines) {
         load_x(a, s, k, tile, slice, x);
@@ -66,9 +78,11 @@ static __device__ __forceinline__ void load_first(const struct cluster_fwd &a, s
     }
 }
 
-/* What is read when the next stage is free comes to the cache already: so the load takes less of a stage's life. (Two tiles ahead was slower, three much so.) In
- * two passes a stage is free soon enough. */
-template <bool OPEN> static __device__ __forceinline__ void prefetch_tile(const struct cluster_fwd &a, int tile, int slice, const CUtensorMap *x, const CUtensorMap *f)
+/* What is read when the next stage is free comes to the cache already: so the load takes less of a stage's life. (Two
+ * tiles ahead was slower, three much so.) In two passes a stage is free soon enough. */
+template <bool OPEN>
+static __device__ __forceinline__ void prefetch_tile(const struct cluster_fwd &a, int tile, int slice,
+                                                     const CUtensorMap *x, const CUtensorMap *f)
 {
     if (OPEN && tile < a.tiles) {
         tma_prefetch_slice(x, slice * LINES, tile * TOKENS);
@@ -77,7 +91,8 @@ template <bool OPEN> static __device__ __forceinline__ void prefetch_tile(const 
 }
 
 template <bool OPEN>
-static __device__ __forceinline__ void load(const struct cluster_fwd &a, struct cluster_shared *s, int slice, const CUtensorMap *x, const CUtensorMap *f, const CUtensorMap *to_h)
+static __device__ __forceinline__ void load(const struct cluster_fwd &a, struct cluster_shared *s, int slice,
+                                            const CUtensorMap *x, const CUtensorMap *f, const CUtensorMap *to_h)
 {
     int done = first_tile(a); /* the tile whose stage is loaded anew */
     prefetch_tile<OPEN>(a, done + STAGES * a.lines, slice, x, f);
@@ -99,11 +114,13 @@ static __device__ __forceinline__ void load(const struct cluster_fwd &a, struct 
     bulk_wait<0>();
 }
 
-/* ---- workers --------------------------------------------------------------------------------------------------------------- */
+/* ---- workers --------------------------------------------------------------------------------- */
 
-/* y of one token and 8 channels, as it is stored, also in registers: y[i] is stream i. x and f: the token's piece of stream 0 and of f. */
+/* y of one token and 8 channels, as it is stored, also in registers: y[i] is stream i. x and f: the token's piece of
+ * stream 0 and of f. */
 template <bool DROP>
-static __device__ __forceinline__ void form(const struct cluster_fwd &a, char *x, const char *f, const float *coef, int64_t row, int c, uint32_t (&y)[CL_N][4])
+static __device__ __forceinline__ void form(const struct cluster_fwd &a, char *x, const char *f, const float *coef,
+                                            int64_t row, int c, uint32_t (&y)[CL_N][4])
 {
     uint32_t add[4], kept = DROP ? kept_channels(a.drop, a.d, row, c) : 0;
     float post[CL_N], res[CL_N * CL_N], bias[8] = {};
@@ -146,9 +163,11 @@ static __device__ __forceinline__ void form(const struct cluster_fwd &a, char *x
         store_raw(x + i * STREAM_BYTES, *(const uint4 *)y[i]);
 }
 
-/* The rows of w as operands, split into high and low halves of bf16, 8 channels from c on of each stream: of the 48 rows of the products, 24 are
- * with high halves and 24 with low ones; a thread has rows g + 8 j. Values (row, 2 q + e) of step u are channel 4 u + e, those 8 further 4 u + 2 + e. */
-static __device__ __forceinline__ void load_operands(const struct cluster_fwd &a, int g, int c, uint32_t (&w)[CL_N][2][3][4])
+/* The rows of w as operands, split into high and low halves of bf16, 8 channels from c on of each stream: of the 48
+ * rows of the products, 24 are with high halves and 24 with low ones; a thread has rows g + 8 j. Values (row, 2 q + e)
+ * of step u are channel 4 u + e, those 8 further 4 u + 2 + e. */
+static __device__ __forceinline__ void load_operands(const struct cluster_fwd &a, int g, int c,
+                                                     uint32_t (&w)[CL_N][2][3][4])
 {
 #pragma unroll
     for (int i = 0; i < CL_N; i++)
@@ -169,8 +188,9 @@ static __device__ __forceinline__ void load_operands(const struct cluster_fwd &a
 /* Where product k stands in a record. */
 __device__ __forceinline__ int place_of(int k) { return k < CL_N ? k : k + SENT - CL_N; }
 
-/* Gram matrices of 8 tokens over the warp's channels, as products of all tokens with all, of which only the diagonal is wanted: rows g and g + 8
- * of product m are the first two streams of token g, its columns the third stream of all tokens. */
+/* Gram matrices of 8 tokens over the warp's channels, as products of all tokens with all, of which only the diagonal is
+ * wanted: rows g and g + 8 of product m are the first two streams of token g, its columns the third stream of all
+ * tokens. */
 static __device__ __forceinline__ void multiply_streams(const uint32_t (&y)[CL_N][4], float (&gram)[PAIRS / 2][4])
 {
     constexpr int pair[PAIRS / 2][3] = {{0, 1, 0}, {2, 3, 0}, {1, 2, 1}, {2, 3, 2}, {1, 3, 3}};
@@ -178,12 +198,14 @@ static __device__ __forceinline__ void multiply_streams(const uint32_t (&y)[CL_N
     for (int u = 0; u < 2; u++)
 #pragma unroll
         for (int m = 0; m < PAIRS / 2; m++) {
-            const uint32_t *first = y[pair[m][0]] + 2 * u, *second = y[pair[m][1]] + 2 * u, *by = y[pair[m][2]] + 2 * u, rows[4] = {first[0], second[0], first[1], second[1]};
+            const uint32_t *first = y[pair[m][0]] + 2 * u, *second = y[pair[m][1]] + 2 * u, *by = y[pair[m][2]] + 2 * u,
+                           rows[4] = {first[0], second[0], first[1], second[1]};
             mma_bf16(gram[m], rows, by[0], by[1]);
         }
 }
 
-static __device__ __forceinline__ void multiply(const uint32_t (&w)[CL_N][2][3][4], const uint32_t (&y)[CL_N][4], float (&product)[3][4], float (&gram)[PAIRS / 2][4])
+static __device__ __forceinline__ void multiply(const uint32_t (&w)[CL_N][2][3][4], const uint32_t (&y)[CL_N][4],
+                                                float (&product)[3][4], float (&gram)[PAIRS / 2][4])
 {
 #pragma unroll
     for (int i = 0; i < CL_N; i++)
@@ -196,7 +218,8 @@ static __device__ __forceinline__ void multiply(const uint32_t (&w)[CL_N][2][3][
 }
 
 /* Sums of 8 tokens into the warp's records. */
-static __device__ __forceinline__ void write_records(float (*record)[RECORD], const float (&product)[3][4], const float (&gram)[PAIRS / 2][4], int g, int q)
+static __device__ __forceinline__ void write_records(float (*record)[RECORD], const float (&product)[3][4],
+                                                     const float (&gram)[PAIRS / 2][4], int g, int q)
 {
     /* Rows of the products: 24 with high halves of w, then 24 with low ones. */
 #pragma unroll
@@ -215,15 +238,17 @@ static __device__ __forceinline__ void write_records(float (*record)[RECORD], co
         second[m] = g % 2 == 0 ? gram[m][2] : gram[m][3];
     }
     float4 *to = (float4 *)record[g];
-    to[1] = make_float4(first[0], first[2], first[3], second[4]);  /* 00, 11, 22, 33 */
+    to[1] = make_float4(first[0], first[2], first[3], second[4]);   /* 00, 11, 22, 33 */
     to[2] = make_float4(second[0], first[1], second[1], second[2]); /* 01, 02, 03, 12 */
     to[3] = make_float4(first[4], second[3], 0, 0);                 /* 13, 23 */
 }
 
-template <bool DROP> static __device__ __forceinline__ void work(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
+template <bool DROP>
+static __device__ __forceinline__ void work(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    int piece = in_stream(g, warp / 2, warp % 2 * 4 + q); /* 8 lanes read 2 tokens, which are in different halves of the banks */
+    /* 8 lanes read 2 tokens, which are in different halves of the banks */
+    int piece = in_stream(g, warp / 2, warp % 2 * 4 + q);
     int c = rank * CL_COLS + warp * 32 + q * 8;
     uint32_t w[CL_N][2][3][4];
     load_operands(a, g, c, w);
@@ -232,7 +257,7 @@ template <bool DROP> static __device__ __forceinline__ void work(const struct cl
         int at = k % STAGES;
         struct stage *st = &s->stage[at];
         char *x = st->x + piece, *f = st->f + piece;
-        float (*record)[RECORD] = s->record[k % 2][warp];
+        float(*record)[RECORD] = s->record[k % 2][warp];
         barrier_wait_bounded(&s->full[at], round_of(k, STAGES));
         if (k >= 2)
             barrier_wait_bounded(&s->taken[k % 2], round_before(k, 2));
@@ -240,7 +265,8 @@ template <bool DROP> static __device__ __forceinline__ void work(const struct cl
         float gram[2][PAIRS / 2][4] = {}, product[2][3][4] = {};
         form<DROP>(a, x, f, s->coef[at][g], (int64_t)tile * TOKENS + g, c, y[0]);
         multiply(w, y[0], product[0], gram[0]);
-        form<DROP>(a, x + 8 * TOKEN_BYTES, f + 8 * TOKEN_BYTES, s->coef[at][8 + g], (int64_t)tile * TOKENS + 8 + g, c, y[1]);
+        form<DROP>(a, x + 8 * TOKEN_BYTES, f + 8 * TOKEN_BYTES, s->coef[at][8 + g], (int64_t)tile * TOKENS + 8 + g, c,
+                   y[1]);
         fence_async_proxy();
         barrier_arrive(&s->formed[at]);
         write_records(record, product[0], gram[0], g, q);
@@ -250,7 +276,7 @@ template <bool DROP> static __device__ __forceinline__ void work(const struct cl
     }
 }
 
-/* ---- finishers ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- finishers ------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ void load_streams(const char *at, uint4 (&raw)[CL_N])
 {
@@ -258,8 +284,10 @@ static __device__ __forceinline__ void load_streams(const char *at, uint4 (&raw)
     for (int j = 0; j < CL_N; j++)
         raw[j] = load_raw(at + j * STREAM_BYTES);
 }
-/* h of a token and 8 channels, from its streams. The same numbers as aggregate_rows (mhc_mix.cu) makes of given coefficients and 1 / rms, to the bit. */
-static __device__ __forceinline__ void finish_token(char *to, const float *gate, const uint4 (&raw)[CL_N], const float (&gain)[8])
+/* h of a token and 8 channels, from its streams. The same numbers as aggregate_rows (mhc_mix.cu) makes of given
+ * coefficients and 1 / rms, to the bit. */
+static __device__ __forceinline__ void finish_token(char *to, const float *gate, const uint4 (&raw)[CL_N],
+                                                    const float (&gain)[8])
 {
     float pre[CL_N], v[8] = {}, rstd = gate[CL_N];
     load_floats(gate, pre);
@@ -276,15 +304,21 @@ static __device__ __forceinline__ void finish_token(char *to, const float *gate,
         v[e] = __fmul_rn(v[e], __fmul_rn(rstd, gain[e]));
     store_raw(to, repack<bf16>(v));
 }
-__device__ __forceinline__ char *token_at(struct stage *st, const int (&where)[2], int t) { return st->x + where[t % 2] + t / 2 * (2 * TOKEN_BYTES); }
+__device__ __forceinline__ char *token_at(struct stage *st, const int (&where)[2], int t)
+{
+    return st->x + where[t % 2] + t / 2 * (2 * TOKEN_BYTES);
+}
 
 /* One of them also sends y to memory; without OPEN that is all. */
-template <bool OPEN> static __device__ __forceinline__ void finish(const struct cluster_fwd &a, struct cluster_shared *s, int finisher, int slice, const CUtensorMap *to_y)
+template <bool OPEN>
+static __device__ __forceinline__ void finish(const struct cluster_fwd &a, struct cluster_shared *s, int finisher,
+                                              int slice, const CUtensorMap *to_y)
 {
     bool sends = threadIdx.x == 32 * WORKERS;
     float gain[8];
     int lane = (int)threadIdx.x % 32, first = finisher * FINISHER_TOKENS;
-    const int where[2] = {in_stream(first, lane / 8, lane % 8), in_stream(first + 1, lane / 8, lane % 8)}; /* the lane's piece of the first even token and the first odd one */
+    /* the lane's piece of the first even token and the first odd one */
+    const int where[2] = {in_stream(first, lane / 8, lane % 8), in_stream(first + 1, lane / 8, lane % 8)};
 #pragma unroll
     for (int e = 0; e < 8; e++)
         gain[e] = 1;
@@ -304,7 +338,7 @@ template <bool OPEN> static __device__ __forceinline__ void finish(const struct 
         __syncwarp();
         if (OPEN) {
             struct stage *st = &s->stage[at];
-            const float (*gate)[GATE_BYTES / 4] = s->gate[at] + first;
+            const float(*gate)[GATE_BYTES / 4] = s->gate[at] + first;
             uint4 raw[2][CL_N]; /* a token ahead */
             load_streams(token_at(st, where, 0), raw[0]);
             barrier_wait_bounded(&s->gated[at], round_of(k, STAGES));
@@ -327,7 +361,8 @@ template <bool OPEN> static __device__ __forceinline__ void finish(const struct 
         bulk_wait<0>();
 }
 
-template <bool OPEN> static __device__ __forceinline__ void init_barriers(const struct cluster_fwd &a, struct cluster_shared *s)
+template <bool OPEN>
+static __device__ __forceinline__ void init_barriers(const struct cluster_fwd &a, struct cluster_shared *s)
 {
     for (int i = 0; i < STAGES; i++) {
         barrier_init(&s->full[i], 1);
@@ -355,8 +390,9 @@ template <bool OPEN> static __device__ __forceinline__ void init_barriers(const 
 
 template <bool DROP, bool OPEN>
 static __global__ void __launch_bounds__(THREADS, 1)
-    boundary_cluster(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap f, const __grid_constant__ CUtensorMap y,
-                     const __grid_constant__ CUtensorMap h, const __grid_constant__ struct cluster_fwd a)
+    boundary_cluster(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap f,
+                     const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap h,
+                     const __grid_constant__ struct cluster_fwd a)
 {
 #if HOPPER_CODE
     DYNAMIC_SHARED(char, shared, 1024);
@@ -387,7 +423,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         else if (warp == WORKERS + FINISHERS + 1)
             gather(a, s, rank);
         else if (loader) {
-            load_first(a, s, 1, STAGES, slice, &x, &f); /* after w has been asked for, which would stand in line behind them */
+            /* after w has been asked for, which would stand in line behind them */
+            load_first(a, s, 1, STAGES, slice, &x, &f);
             load<OPEN>(a, s, slice, &x, &f, &h);
         } else if (warp == WORKERS + FINISHERS + 3 && OPEN)
             close_tiles(a, s, rank);
@@ -397,13 +434,17 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-/* After the pass, four lanes to a row: sums over the clusters, in order, and all that openers and closers make of them. A lane has four of the sums that h needs, a row of the
- * logits, and with the others the products for post. */
+/* After the pass, four lanes to a row: sums over the clusters, in order, and all that openers and closers make of them.
+ * A lane has four of the sums that h needs, a row of the logits, and with the others the products for post. */
 enum { QUAD_THREADS = 128 };
-static __device__ __forceinline__ float pick(float4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+static __device__ __forceinline__ float pick(float4 v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
 static __device__ __forceinline__ float4 quad_four(float4 v, int from)
 {
-    return make_float4(__shfl_sync(~0u, v.x, from, 4), __shfl_sync(~0u, v.y, from, 4), __shfl_sync(~0u, v.z, from, 4), __shfl_sync(~0u, v.w, from, 4));
+    return make_float4(__shfl_sync(~0u, v.x, from, 4), __shfl_sync(~0u, v.y, from, 4), __shfl_sync(~0u, v.z, from, 4),
+                       __shfl_sync(~0u, v.w, from, 4));
 }
 /* A lane's row of the Sinkhorn's result in place of its logits. */
 static __device__ __forceinline__ void quad_sinkhorn(const struct cluster_fwd &a, float (&m)[CL_N], int lane)
@@ -420,7 +461,8 @@ static __device__ __forceinline__ void quad_sinkhorn(const struct cluster_fwd &a
 }
 static __global__ void __launch_bounds__(QUAD_THREADS) ring_coefficients(const __grid_constant__ struct cluster_fwd a)
 {
-    int64_t asked = (int64_t)blockIdx.x * (QUAD_THREADS / 4) + threadIdx.x / 4, row = min(asked, a.rows - 1); /* all lanes stay for the shuffles */
+    /* all lanes stay for the shuffles */
+    int64_t asked = (int64_t)blockIdx.x * (QUAD_THREADS / 4) + threadIdx.x / 4, row = min(asked, a.rows - 1);
     int lane = (int)threadIdx.x % 4;
     float4 opens = make_float4(0, 0, 0, 0), post = opens, res = opens;
     const float4 *from = a.kept + row / TOKENS * a.parts * (FOURS * TOKENS) + row % TOKENS;
@@ -430,9 +472,11 @@ static __global__ void __launch_bounds__(QUAD_THREADS) ring_coefficients(const _
         post = add4(post, from[SENT / 4 * TOKENS]);
         res = add4(res, from[(SENT / 4 + 1 + lane) * TOKENS]);
     }
-    float4 p = quad_four(opens, 0), diagonal = quad_four(opens, 1), rest = quad_four(opens, 2), last = quad_four(opens, 3);
+    float4 p = quad_four(opens, 0), diagonal = quad_four(opens, 1), rest = quad_four(opens, 2),
+           last = quad_four(opens, 3);
     float rho = rho_of(a, diagonal), gate = gate_of(a, *a.a_pre, a.beta[lane], pick(p, lane), rho);
-    float4 pre = make_float4(__shfl_sync(~0u, gate, 0, 4), __shfl_sync(~0u, gate, 1, 4), __shfl_sync(~0u, gate, 2, 4), __shfl_sync(~0u, gate, 3, 4));
+    float4 pre = make_float4(__shfl_sync(~0u, gate, 0, 4), __shfl_sync(~0u, gate, 1, 4), __shfl_sync(~0u, gate, 2, 4),
+                             __shfl_sync(~0u, gate, 3, 4));
     float q = 1.0f / (rho + (float)MHC_EPS), by = q * *a.a_res;
     float m[CL_N] = {res.x, res.y, res.z, res.w};
 #pragma unroll
@@ -454,9 +498,10 @@ static __global__ void __launch_bounds__(QUAD_THREADS) ring_coefficients(const _
     store_floats(coef + 2 * CL_N + CL_N * lane, m);
 }
 
-/* ---- launch --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- launch ---------------------------------------------------------------------------------- */
 
-/* Blocks of a cluster: all of a line; or a few of them, so that clusters fill the device (7 were slower than 4 on an H200). */
+/* Blocks of a cluster: all of a line; or a few of them, so that clusters fill the device (7 were slower than 4 on an
+ * H200). */
 static int ranks_of(int64_t d, bool open)
 {
     int blocks = (int)(d / CL_COLS), ranks = open ? blocks : 4;
@@ -464,10 +509,14 @@ static int ranks_of(int64_t d, bool open)
         ranks--;
     return ranks;
 }
-/* Blocks are sent to in clusters of two and more only: where one has all the channels, two that have nothing to do with each other are launched as one cluster. */
+/* Blocks are sent to in clusters of two and more only: where one has all the channels, two that have nothing to do with
+ * each other are launched as one cluster. */
 static int launched_together(int ranks) { return ranks == 1 ? 2 : ranks; }
 /* What the clusters of a line leave in memory. */
-int64_t mhc_boundary_cluster_bytes(int64_t rows, int64_t d) { return round_up(rows, TOKENS) * (d / CL_COLS / ranks_of(d, false)) * FOURS * 16; }
+int64_t mhc_boundary_cluster_bytes(int64_t rows, int64_t d)
+{
+    return round_up(rows, TOKENS) * (d / CL_COLS / ranks_of(d, false)) * FOURS * 16;
+}
 
 /* Prepares the kernel with dropout, or the one without, for its launch. */
 template <bool OPEN> static int clusters_of(struct lane *l, int64_t d, bool drops, int *count)
@@ -489,13 +538,25 @@ extern "C" int mhc_boundary_clusters_cuda(struct lane *l, int64_t d, int64_t *bl
 }
 
 /* at_once: clusters that the device runs. */
-static struct cluster_fwd args_of(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work, bool open, int at_once)
+static struct cluster_fwd args_of(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work, bool open,
+                                  int at_once)
 {
-    struct cluster_fwd a = {.w = floats(&b->w), .coef_in = floats(&b->coef_in), .bias = floats(&b->bias),
-        .gain = floats(&b->gain), .a_pre = floats(&b->a_pre), .a_post = floats(&b->a_post),
-        .a_res = floats(&b->a_res), .beta = floats(&b->beta), .stat = floats(&b->stat), .coef = floats(&b->coef),
-        .kept = (float4 *)work, .w_stride = b->w.stride[0], .stat_stride = b->stat.stride[0],
-        .coef_stride = b->coef.stride[0], .rows = b->x.dim[0], .d = b->x.dim[1] / CL_N};
+    struct cluster_fwd a = {.w = floats(&b->w),
+                            .coef_in = floats(&b->coef_in),
+                            .bias = floats(&b->bias),
+                            .gain = floats(&b->gain),
+                            .a_pre = floats(&b->a_pre),
+                            .a_post = floats(&b->a_post),
+                            .a_res = floats(&b->a_res),
+                            .beta = floats(&b->beta),
+                            .stat = floats(&b->stat),
+                            .coef = floats(&b->coef),
+                            .kept = (float4 *)work,
+                            .w_stride = b->w.stride[0],
+                            .stat_stride = b->stat.stride[0],
+                            .coef_stride = b->coef.stride[0],
+                            .rows = b->x.dim[0],
+                            .d = b->x.dim[1] / CL_N};
     a.tiles = (int)ceil_div(a.rows, TOKENS);
     a.ranks = ranks_of(a.d, open);
     a.parts = (int)(a.d / CL_COLS) / a.ranks;
@@ -527,7 +588,8 @@ static int make_maps(struct lane *l, const struct mhc_boundary_fwd_args *b, stru
     return tensor_map_slices(l, &m->h, b->h.data, rows, 1, d, b->h.stride[0], TOKENS, CL_COLS);
 }
 
-template <bool OPEN> static int launch(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work, bool leaves, struct cluster_fwd *a)
+template <bool OPEN>
+static int launch(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work, bool leaves, struct cluster_fwd *a)
 {
     struct maps m;
     int at_once;
@@ -540,9 +602,11 @@ template <bool OPEN> static int launch(struct lane *l, const struct mhc_boundary
     }
     unsigned grid = (unsigned)(a->ranks * a->parts * a->lines), together = (unsigned)launched_together(a->ranks);
     if (a->drop.info != NULL)
-        LAUNCH_CLUSTER(l, (boundary_cluster<true, OPEN>), grid, together, THREADS, sizeof(struct cluster_shared), m.x, m.f, m.y, m.h, *a);
+        LAUNCH_CLUSTER(l, (boundary_cluster<true, OPEN>), grid, together, THREADS, sizeof(struct cluster_shared), m.x,
+                       m.f, m.y, m.h, *a);
     else
-        LAUNCH_CLUSTER(l, (boundary_cluster<false, OPEN>), grid, together, THREADS, sizeof(struct cluster_shared), m.x, m.f, m.y, m.h, *a);
+        LAUNCH_CLUSTER(l, (boundary_cluster<false, OPEN>), grid, together, THREADS, sizeof(struct cluster_shared), m.x,
+                       m.f, m.y, m.h, *a);
     return ST_OK;
 }
 

@@ -1,4 +1,5 @@
-/* The boundary forward on Hopper: shared memory of a block, and those roles of mhc_cluster.cu that exchange sums with other blocks. There is the design. */
+/* The boundary forward on Hopper: shared memory of a block, and those roles of mhc_cluster.cu that exchange sums with
+ * other blocks. There is the design. */
 #ifndef BRAID_OPS_MHC_CLUSTER_EXCHANGE_CUH
 #define BRAID_OPS_MHC_CLUSTER_EXCHANGE_CUH
 
@@ -28,7 +29,8 @@ enum {
     GATE_BYTES = 32,                          /* of a token: pre, 1 / rms, unused */
 };
 static_assert(FINISHERS * FINISHER_TOKENS == TOKENS, "every token is finished");
-static_assert((int)MHC_CLUSTER_BLOCKS == (int)CLUSTER_MOST && (int)MHC_BLOCK_CHANNELS == (int)CL_COLS, "one rule for shapes");
+static_assert((int)MHC_CLUSTER_BLOCKS == (int)CLUSTER_MOST && (int)MHC_BLOCK_CHANNELS == (int)CL_COLS,
+              "one rule for shapes");
 static_assert(WORKERS * 32 == CL_COLS, "a worker has 32 channels");
 
 struct stage { /* a multiple of 1024 bytes, as swizzled tiles want */
@@ -40,9 +42,11 @@ struct cluster_shared {
     float coef[STAGES][TOKENS][CL_LOGITS];
     float gate[STAGES][TOKENS][GATE_BYTES / 4]; /* as they come from the blocks that open the tokens */
     float open[TOKENS][GATE_BYTES / 4];         /* of the tokens that this block opens */
-    float batch[32][BATCH];                     /* and closes, one to a lane: products, the KEPT first; pre, rho, 1 / rms, unused */
-    char room[ROOM_BYTES];                      /* slots: [ranks][per][FOURS] of float4 */
-    uint64_t full[STAGES], formed[STAGES], gated[STAGES], finished[STAGES], summed[2], taken[2], received[SLOTS], kept[SLOTS], credit[SLOTS], batched, closed;
+    /* and closes, one to a lane: products, the KEPT first; pre, rho, 1 / rms, unused */
+    float batch[32][BATCH];
+    char room[ROOM_BYTES]; /* slots: [ranks][per][FOURS] of float4 */
+    uint64_t full[STAGES], formed[STAGES], gated[STAGES], finished[STAGES], summed[2], taken[2], received[SLOTS],
+        kept[SLOTS], credit[SLOTS], batched, closed;
     int first_tile; /* for roles that have no register to spare */
 };
 static_assert(sizeof(struct cluster_shared) <= 232448, "what a block of compute capability 9.0 has");
@@ -50,23 +54,34 @@ static_assert(sizeof(struct cluster_shared) <= 232448, "what a block of compute 
 #if HOPPER_CODE
 
 /* In a slot of the receive room: what a block sends of token j of those of the receiver. */
-__device__ __forceinline__ int sums_at(const struct cluster_fwd &a, int rank, int j, int v) { return ((rank * a.per + j) * FOURS + v) * 16; }
+__device__ __forceinline__ int sums_at(const struct cluster_fwd &a, int rank, int j, int v)
+{
+    return ((rank * a.per + j) * FOURS + v) * 16;
+}
 /* Records that come to a block for a tile. */
-__device__ __forceinline__ uint32_t records_of(const struct cluster_fwd &a, int rank) { return (uint32_t)(a.ranks * ((TOKENS - 1 - rank + a.ranks) / a.ranks)); }
+__device__ __forceinline__ uint32_t records_of(const struct cluster_fwd &a, int rank)
+{
+    return (uint32_t)(a.ranks * ((TOKENS - 1 - rank + a.ranks) / a.ranks));
+}
 
-/* Tiles of this line of blocks: the first; the others are a.lines apart, as long as they are below a.tiles. Divisions are slow, so that no role has one in its loop. */
+/* Tiles of this line of blocks: the first; the others are a.lines apart, as long as they are below a.tiles. Divisions
+ * are slow, so that no role has one in its loop. */
 __device__ __forceinline__ int first_tile(const struct cluster_fwd &a) { return (int)blockIdx.x / (a.ranks * a.parts); }
 
 /* The block of rank 0, by its place in the device's cluster. */
 __device__ __forceinline__ int first_rank(int rank) { return (int)cluster_rank() - rank; }
 
 /* Where 16-byte piece `piece` of a line of a token stands in a stream. */
-__device__ __forceinline__ int in_stream(int token, int line, int piece) { return in_tile(token * LINES + line, piece); }
+__device__ __forceinline__ int in_stream(int token, int line, int piece)
+{
+    return in_tile(token * LINES + line, piece);
+}
 
-/* ---- sender: one warp ------------------------------------------------------------------------------------------------------- */
+/* ---- sender: one warp ------------------------------------------------------------------------ */
 
 /* Four sums over the blocks, in order of rank. */
-static __device__ __forceinline__ float4 sum_ranks(const struct cluster_fwd &a, const struct cluster_shared *s, int k, int j, int v)
+static __device__ __forceinline__ float4 sum_ranks(const struct cluster_fwd &a, const struct cluster_shared *s, int k,
+                                                   int j, int v)
 {
     const char *from = s->room + k % SLOTS * a.slot_bytes + sums_at(a, 0, j, v);
     int step = sums_at(a, 1, 0, 0);
@@ -78,7 +93,9 @@ static __device__ __forceinline__ float4 sum_ranks(const struct cluster_fwd &a, 
 }
 
 /* The block's own tokens of tile k, all but what h needs, for the closer: the late-th tile of batch n. */
-static __device__ __forceinline__ void take_kept(const struct cluster_fwd &a, struct cluster_shared *s, int k, int late, int n, bool last, int rank, uint32_t bytes, uint32_t credits, int j, int v)
+static __device__ __forceinline__ void take_kept(const struct cluster_fwd &a, struct cluster_shared *s, int k, int late,
+                                                 int n, bool last, int rank, uint32_t bytes, uint32_t credits, int j,
+                                                 int v)
 {
     exchange_wait(s->kept, k, SLOTS);
     if (late == 0 && n > 0)
@@ -98,13 +115,17 @@ static __device__ __forceinline__ void take_kept(const struct cluster_fwd &a, st
         barrier_arrive(&s->batched);
 }
 
-/* Adds what the warps have written, in order. A lane has 4 to 5 times four sums of token lane % 16, and sends them to the block whose token it is. */
-template <bool OPEN> static __device__ __forceinline__ void send(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
+/* Adds what the warps have written, in order. A lane has 4 to 5 times four sums of token lane % 16, and sends them to
+ * the block whose token it is. */
+template <bool OPEN>
+static __device__ __forceinline__ void send(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
 {
     constexpr int EACH = (FOURS + 1) / 2, LATER = 1; /* tiles: for what is sure to be there */
-    int lane = (int)threadIdx.x % 32, token = lane % TOKENS, first = lane / TOKENS; /* first, first + 2, .. of the FOURS */
+    /* first, first + 2, .. of the FOURS */
+    int lane = (int)threadIdx.x % 32, token = lane % TOKENS, first = lane / TOKENS;
     int j = lane % a.per, v = lane / a.per;
-    uint32_t to = (uint32_t)(first_rank(rank) + token % a.ranks), bar = smem_address_in(s->received, to), room = smem_address_in(s->room + sums_at(a, rank, token / a.ranks, first), to);
+    uint32_t to = (uint32_t)(first_rank(rank) + token % a.ranks), bar = smem_address_in(s->received, to),
+             room = smem_address_in(s->room + sums_at(a, rank, token / a.ranks, first), to);
     uint32_t bytes = records_of(a, rank) * (KEPT * 4), credits = exchange_credits(s->credit, first_rank(rank), a.ranks);
     int late = 0, batches = 0;
     for (int k = 0, tile = first_tile(a); tile - (OPEN ? LATER : 0) * a.lines < a.tiles; k++, tile += a.lines) {
@@ -131,11 +152,14 @@ template <bool OPEN> static __device__ __forceinline__ void send(const struct cl
 #pragma unroll
                 for (int i = from; i < until; i++)
                     if (first + 2 * i < FOURS)
-                        cluster_send(room + (uint32_t)(k % SLOTS * a.slot_bytes + 2 * i * 16), sum[i], bar + (uint32_t)((part * SLOTS + k % SLOTS) * 8)); /* kept follows received in memory */
+                        /* kept follows received in memory */
+                        cluster_send(room + (uint32_t)(k % SLOTS * a.slot_bytes + 2 * i * 16), sum[i],
+                                     bar + (uint32_t)((part * SLOTS + k % SLOTS) * 8));
             }
         }
         if (OPEN && k >= LATER) {
-            take_kept(a, s, k - LATER, late, batches, tile + (1 - LATER) * a.lines >= a.tiles, rank, bytes, credits, j, v);
+            take_kept(a, s, k - LATER, late, batches, tile + (1 - LATER) * a.lines >= a.tiles, rank, bytes, credits, j,
+                      v);
             if (++late == a.batch) {
                 late = 0;
                 batches++;
@@ -164,10 +188,10 @@ static __device__ __forceinline__ void gather(const struct cluster_fwd &a, struc
     }
 }
 
-/* ---- opener: one warp ------------------------------------------------------------------------------------------------------- */
+/* ---- opener: one warp ------------------------------------------------------------------------ */
 
-/* What a lane of the opener does for a token, `part` of 8. It has two of the sums: products for pre (parts 0 and 1), the Gram matrix' diagonal (2 and 3), its other
- * entries 01, 02; 03, 12; 13, 23. */
+/* What a lane of the opener does for a token, `part` of 8. It has two of the sums: products for pre (parts 0 and 1),
+ * the Gram matrix' diagonal (2 and 3), its other entries 01, 02; 03, 12; 13, 23. */
 struct opener {
     float a_pre, beta; /* of stream part % 4 */
     uint32_t entries;  /* of the Gram matrix: row and column of the first sum, of the second, 2 bits each */
@@ -176,14 +200,19 @@ struct opener {
 static __device__ __forceinline__ struct opener opener_of(const struct cluster_fwd &a)
 {
     int part = (int)threadIdx.x % 8;
-    struct opener o = {*a.a_pre, a.beta[part % CL_N], (uint32_t)(0x00ed9c84fa500000ull >> (8 * part)), part < 2 || part == 7 ? 0.0f : part < 4 ? 1.0f : 2.0f};
+    struct opener o = {*a.a_pre, a.beta[part % CL_N], (uint32_t)(0x00ed9c84fa500000ull >> (8 * part)),
+                       part < 2 || part == 7 ? 0.0f
+                       : part < 4            ? 1.0f
+                                             : 2.0f};
     return o;
 }
 /* Values of four tokens, 8 lanes each: pre of stream part % 4, and 1 / rms. */
-static __device__ __forceinline__ float2 open_tokens(const struct cluster_fwd &a, const struct opener &o, float2 sum, float *p, float *rho)
+static __device__ __forceinline__ float2 open_tokens(const struct cluster_fwd &a, const struct opener &o, float2 sum,
+                                                     float *p, float *rho)
 {
     int i = (int)threadIdx.x % 4;
-    float4 diagonal = make_float4(__shfl_sync(~0u, sum.x, 2, 8), __shfl_sync(~0u, sum.y, 2, 8), __shfl_sync(~0u, sum.x, 3, 8), __shfl_sync(~0u, sum.y, 3, 8));
+    float4 diagonal = make_float4(__shfl_sync(~0u, sum.x, 2, 8), __shfl_sync(~0u, sum.y, 2, 8),
+                                  __shfl_sync(~0u, sum.x, 3, 8), __shfl_sync(~0u, sum.y, 3, 8));
     float even = __shfl_sync(~0u, sum.x, i / 2, 8), odd = __shfl_sync(~0u, sum.y, i / 2, 8);
     *p = i % 2 == 0 ? even : odd;
     *rho = rho_of(a, diagonal);
@@ -196,12 +225,14 @@ static __device__ __forceinline__ float2 open_tokens(const struct cluster_fwd &a
         square += __shfl_xor_sync(~0u, square, bit);
     return make_float2(pre, rstd_of(a, square));
 }
-/* Gates go to all blocks in pieces of 16 bytes: first the tokens' pre, then their 1 / rms, ranks of each. A lane has two of them at most. */
+/* Gates go to all blocks in pieces of 16 bytes: first the tokens' pre, then their 1 / rms, ranks of each. A lane has
+ * two of them at most. */
 struct piece {
     const float *from;
     uint32_t to, bar; /* of stage 0, in the block it goes to; 0: none */
 };
-static __device__ __forceinline__ struct piece piece_of(const struct cluster_fwd &a, struct cluster_shared *s, int rank, int i)
+static __device__ __forceinline__ struct piece piece_of(const struct cluster_fwd &a, struct cluster_shared *s, int rank,
+                                                        int i)
 {
     int to = first_rank(rank) + i % a.ranks, four = i / a.ranks % 2, j = i / a.ranks / 2, token = rank + j * a.ranks;
     struct piece p = {s->open[min(j, TOKENS - 1)] + 4 * four, 0, 0};
@@ -218,7 +249,8 @@ static __device__ __forceinline__ void send_piece(const struct piece &p, int at)
 }
 
 /* Two of the sums that h needs, over the blocks in order of rank. */
-static __device__ __forceinline__ float2 sum_pair(const struct cluster_fwd &a, const struct cluster_shared *s, int k, int j, int part)
+static __device__ __forceinline__ float2 sum_pair(const struct cluster_fwd &a, const struct cluster_shared *s, int k,
+                                                  int j, int part)
 {
     const char *from = s->room + k % SLOTS * a.slot_bytes + sums_at(a, 0, j, 0) + part * 8;
     int step = sums_at(a, 1, 0, 0);
@@ -271,10 +303,10 @@ static __device__ __forceinline__ void open_tiles(const struct cluster_fwd &a, s
     }
 }
 
+/* ---- closer: one warp ------------------------------------------------------------------------ */
 
-/* ---- closer: one warp ------------------------------------------------------------------------------------------------------- */
-
-/* The coefficients that h does not need, a lane to each of the block's tokens of as many tiles as there are lanes for. */
+/* The coefficients that h does not need, a lane to each of the block's tokens of as many tiles as there are lanes for.
+ * */
 static __device__ __forceinline__ void close_tiles(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
 {
     int lane = (int)threadIdx.x % 32, per = a.per, token = rank + lane % per * a.ranks;

@@ -1,5 +1,5 @@
-/* What Hopper's passes of the boundary share: shapes, places of values in swizzled tiles, bulk copies. Private to ops/mhc. See mhc_cluster.cu
- * and mhc_pass_bwd.cu for the designs. */
+/* What Hopper's passes of the boundary share: shapes, places of values in swizzled tiles, bulk copies. Private to
+ * ops/mhc. See mhc_cluster.cu and mhc_pass_bwd.cu for the designs. */
 #ifndef BRAID_OPS_MHC_PASS_CUH
 #define BRAID_OPS_MHC_PASS_CUH
 

@@ -1,21 +1,26 @@
-/* The boundary's large backward pass for 4 streams of bf16 on Hopper: the gradients dy and dh, x and f are read once, dx and df written
- * once. The stream y is not read: it is formed again from x and f.
+/* The boundary's large backward pass for 4 streams of bf16 on Hopper: the gradients dy and dh, x and f are read once,
+ * dx and df written once. The stream y is not read: it is formed again from x and f.
  *
- * Blocks side by side own 256 channels of all streams each and keep their part of w in shared memory; a line of C / 256 blocks walks
- * down its tiles of 8 tokens. Two groups of 8 warps work on tiles of their own, each with two stages, which a helper thread fills and empties by bulk copies, one for a
- * tensor's part of a tile: the time it takes to ask for them counts. A group's warps meet once a tile; groups do not wait for each other.
- *   prepare_rows   what does not need sums over channels: back through Sinkhorn and the gates of post and res, dz, dp; w as an operand. A step calls it long before
- *                  (mhc_boundary_prepare), beside the backward pass of the sublayer between
- *   the look       (mhc_reduce.cu) sums over channels of norm and aggregate, and dw's rows of post and res, whose dp is known by then
+ * Blocks side by side own 256 channels of all streams each and keep their part of w in shared memory; a line of C / 256
+ * blocks walks down its tiles of 8 tokens. Two groups of 8 warps work on tiles of their own, each with two stages,
+ * which a helper thread fills and empties by bulk copies, one for a tensor's part of a tile: the time it takes to ask
+ * for them counts. A group's warps meet once a tile; groups do not wait for each other.
+ *   prepare_rows   what does not need sums over channels: back through Sinkhorn and the gates of post and res, dz, dp;
+ *                  w as an operand. A step calls it long before (mhc_boundary_prepare), beside the backward pass of the
+ *                  sublayer between
+ *   the look       (mhc_reduce.cu) sums over channels of norm and aggregate, and dw's rows of post and res, whose dp is
+ *                  known by then
  *   close_records  the gates of pre
- *   the pass       y again; g = dy + pre da + dp w + scale y, the whole gradient of the stream; dx, df, and sums for dcoef_in. dw's rows of pre: workers leave y
- *                  in place of dy, and four helper warps multiply it by dp. Some spare blocks add up what the look left by lines, and dz over rows
+ *   the pass       y again; g = dy + pre da + dp w + scale y, the whole gradient of the stream; dx, df, and sums for
+ *                  dcoef_in. dw's rows of pre: workers leave y in place of dy, and four helper warps multiply it by dp.
+ *                  Some spare blocks add up what the look left by lines, and dz over rows
  *   finish_pass    sums for dcoef_in over the blocks of a line, and for dw over lines
- * w enters dp w as bf16, and dp as two halves: the error of rounding w is that of rounding dp w to bf16, which is what a
- * separate product would store. In dw y is what it is, bf16, and dp two halves.
+ * w enters dp w as bf16, and dp as two halves: the error of rounding w is that of rounding dp w to bf16, which is what
+ * a separate product would store. In dw y is what it is, bf16, and dp two halves.
  *
- * At the clock of a training step a tile's instructions fill most of the issue slots that memory leaves time for, so workers spare them: products start from dy and
- * scale y, pre comes divided by the norm's rms, bias and dropout have kernels of their own. Of the registers some addresses are spilled:
+ * At the clock of a training step a tile's instructions fill most of the issue slots that memory leaves time for, so
+ * workers spare them: products start from dy and scale y, pre comes divided by the norm's rms, bias and dropout have
+ * kernels of their own. Of the registers some addresses are spilled:
  * 24 bytes, with dropout 76 (profile D: 44). */
 #include "ops/mhc/hopper/mhc_reduce.cuh"
 
@@ -80,7 +85,7 @@ struct pass_bwd {
     struct row_sums sums;
 };
 
-/* ---- the pass ----------------------------------------------------------------------------------------------------------- */
+/* ---- the pass -------------------------------------------------------------------------------- */
 
 #if HOPPER_CODE
 
@@ -104,7 +109,8 @@ static __device__ void sum_look(const struct look_sums &a, int64_t first, int64_
 }
 
 /* By spare blocks, of which each warp takes every so many-th row: a lane for a logit. */
-static __device__ void sum_rows(const struct row_sums &a, int64_t rows, int spare, double (*part)[CL_THREADS / 32][CL_LOGITS])
+static __device__ void sum_rows(const struct row_sums &a, int64_t rows, int spare,
+                                double (*part)[CL_THREADS / 32][CL_LOGITS])
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     if (lane < CL_LOGITS) {
@@ -139,7 +145,10 @@ static __device__ void sum_rows(const struct row_sums &a, int64_t rows, int spar
 }
 
 /* Tile n of this line of blocks; group n % CL_GROUPS works on it. */
-__device__ __forceinline__ int tile_of(const struct pass_bwd &a, int n) { return (int)(blockIdx.x / a.ranks) + n * a.lines; }
+__device__ __forceinline__ int tile_of(const struct pass_bwd &a, int n)
+{
+    return (int)(blockIdx.x / a.ranks) + n * a.lines;
+}
 /* What a stage holds, by name. */
 struct stage {
     struct bwd_tile *tile;
@@ -151,14 +160,16 @@ __device__ __forceinline__ struct stage stage_of(struct bwd_shared *s, int group
     return st;
 }
 
-/* Workers of a group -> helpers: a tile is done. A stage is filled again only after its helpers have met there, so that nobody comes twice before. */
+/* Workers of a group -> helpers: a tile is done. A stage is filled again only after its helpers have met there, so that
+ * nobody comes twice before. */
 __device__ __forceinline__ int done_barrier(int group, int n) { return DONE_BARRIER + group * STAGES + n; }
 
 struct bwd_maps {
     const CUtensorMap *x, *dy, *f, *dh, *dx, *df;
 };
 
-static __device__ __forceinline__ void load_tile(const struct pass_bwd &a, const struct stage &st, int tile, int rank, const struct bwd_maps &m)
+static __device__ __forceinline__ void load_tile(const struct pass_bwd &a, const struct stage &st, int tile, int rank,
+                                                 const struct bwd_maps &m)
 {
     int row = tile * TOKENS, live = (int)min(a.rows - row, (int64_t)TOKENS);
     uint32_t coef = (uint32_t)(live * CL_LOGITS * 4), record = (uint32_t)(live * RECORD * 4);
@@ -182,7 +193,8 @@ static __device__ __forceinline__ void store_tile(const struct stage &st, int ti
 }
 
 /* By one warp: sums for dcoef_in of a tile, over the blocks of channels. */
-static __device__ __forceinline__ void leave_mixes(const struct pass_bwd &a, const struct bwd_rows *rows, int rank, int lane, int tile)
+static __device__ __forceinline__ void leave_mixes(const struct pass_bwd &a, const struct bwd_rows *rows, int rank,
+                                                   int lane, int tile)
 {
     for (int item = lane; item < TOKENS * MIXES / 4; item += 32) {
         int token = item / (MIXES / 4), v = item % (MIXES / 4) * 4;
@@ -196,8 +208,10 @@ static __device__ __forceinline__ void leave_mixes(const struct pass_bwd &a, con
     }
 }
 
-/* dp of pre as the right operand of y^T dp: this lane's two tokens of logit lane / 4 % 4, high halves and low ones; zeros beyond the last row. */
-static __device__ __forceinline__ uint2 load_dp_pre(const struct pass_bwd &a, const struct stage &st, int tile, int lane)
+/* dp of pre as the right operand of y^T dp: this lane's two tokens of logit lane / 4 % 4, high halves and low ones;
+ * zeros beyond the last row. */
+static __device__ __forceinline__ uint2 load_dp_pre(const struct pass_bwd &a, const struct stage &st, int tile,
+                                                    int lane)
 {
     int token = lane % 4 * 2;
     uint2 dp = make_uint2(0, 0);
@@ -211,9 +225,11 @@ static __device__ __forceinline__ uint2 load_dp_pre(const struct pass_bwd &a, co
     }
     return dp;
 }
-/* Rows of pre of dw: y^T dp of a tile, for the 64 channels of this warp. Two streams share a product, one with k 0 - 7 and columns 0 - 3 (logits), the other with
- * the rest: acc [pair of streams][channels of 16]. High halves of dp, then low ones. */
-static __device__ __forceinline__ void add_dw(const struct pass_bwd &a, const struct stage &st, int tile, int block, int lane, float (&acc)[CL_N / 2][4][4])
+/* Rows of pre of dw: y^T dp of a tile, for the 64 channels of this warp. Two streams share a product, one with k 0 - 7
+ * and columns 0 - 3 (logits), the other with the rest: acc [pair of streams][channels of 16]. High halves of dp, then
+ * low ones. */
+static __device__ __forceinline__ void add_dw(const struct pass_bwd &a, const struct stage &st, int tile, int block,
+                                              int lane, float (&acc)[CL_N / 2][4][4])
 {
     uint2 dp = load_dp_pre(a, st, tile, lane);
     bool first = lane / 4 < CL_N;
@@ -233,7 +249,8 @@ static __device__ __forceinline__ void add_dw(const struct pass_bwd &a, const st
             }
         }
 }
-static __device__ __forceinline__ void leave_dw(const struct pass_bwd &a, int rank, int warp, int lane, const float (&acc)[CL_N / 2][4][4])
+static __device__ __forceinline__ void leave_dw(const struct pass_bwd &a, int rank, int warp, int lane,
+                                                const float (&acc)[CL_N / 2][4][4])
 {
     float *to = a.dw_pre + (int64_t)(blockIdx.x / a.ranks) * CL_N * CL_N * a.d + rank * CL_COLS + warp * 64 + lane / 4;
     int stream = lane % 4 / 2, logit = lane % 2 * 2;
@@ -246,10 +263,11 @@ static __device__ __forceinline__ void leave_dw(const struct pass_bwd &a, int ra
                 to[(logit + v % 2) * CL_N * a.d + (i + stream) * a.d + 16 * c + 8 * (v / 2)] = acc[i / 2][c][v];
 }
 
-/* By four warps: bring tiles, take them away, and multiply y, which the workers leave in place of dy. Tiles come in order, those of the groups in turn.
- * One thread copies whole tiles: memory likes lines that belong together to be requested together (with each warp bringing its own 64 channels as soon as it
- * could, the pass was slower by 8 %). */
-static __device__ __forceinline__ void help(const struct pass_bwd &a, struct bwd_shared *s, int rank, const struct bwd_maps &m)
+/* By four warps: bring tiles, take them away, and multiply y, which the workers leave in place of dy. Tiles come in
+ * order, those of the groups in turn. One thread copies whole tiles: memory likes lines that belong together to be
+ * requested together (with each warp bringing its own 64 channels as soon as it could, the pass was slower by 8 %). */
+static __device__ __forceinline__ void help(const struct pass_bwd &a, struct bwd_shared *s, int rank,
+                                            const struct bwd_maps &m)
 {
     int block = (int)threadIdx.x / 32 - CL_WORKERS / 32, lane = (int)threadIdx.x % 32;
     bool copier = (int)threadIdx.x == CL_WORKERS;
@@ -281,8 +299,8 @@ static __device__ __forceinline__ void help(const struct pass_bwd &a, struct bwd
 /* The place of a worker thread: one token and 8 channels of all streams. */
 struct worker {
     int lane, c; /* c: channel of a stream */
-    /* Where its parts are, in bytes. Of all that is shared, for the group's first stage: x (dy lies TILE_DY further), f (dh TILE_DH further); its operands; its gain. Of a
-     * stage's rows: the rest. */
+    /* Where its parts are, in bytes. Of all that is shared, for the group's first stage: x (dy lies TILE_DY further), f
+     * (dh TILE_DH further); its operands; its gain. Of a stage's rows: the rest. */
     int x, f, w, rest, gain, coef, record, dp, mixes;
 };
 /* The same for the stage at hand. */
@@ -293,7 +311,9 @@ __device__ __forceinline__ const float *floats(const char *p) { return (const fl
 enum { TILE_DY = BLOCKS * CL_N * LINES, TILE_DH = BLOCKS * LINES };
 
 /* f as it was combined. */
-template <bool EXTRA> static __device__ __forceinline__ void load_f(const struct pass_bwd &a, const struct worker &k, const struct own &o, float (&f)[8])
+template <bool EXTRA>
+static __device__ __forceinline__ void load_f(const struct pass_bwd &a, const struct worker &k, const struct own &o,
+                                              float (&f)[8])
 {
     unpack<bf16>(load_raw(o.f), f);
     if (EXTRA && a.bias != NULL) {
@@ -304,11 +324,15 @@ template <bool EXTRA> static __device__ __forceinline__ void load_f(const struct
             f[e] += bias[e];
     }
 }
-static __device__ __forceinline__ float factor_of(const struct pass_bwd &a, uint32_t kept, int i, int e) { return (kept >> (8 * i + e) & 1) != 0 ? a.drop.kept : 0.0f; }
+static __device__ __forceinline__ float factor_of(const struct pass_bwd &a, uint32_t kept, int i, int e)
+{
+    return (kept >> (8 * i + e) & 1) != 0 ? a.drop.kept : 0.0f;
+}
 
 /* 8 channels of y as stored, from x and f. */
 template <bool EXTRA, bool D>
-static __device__ __forceinline__ void form_again(const struct pass_bwd &a, const struct worker &k, const struct own &o, uint32_t kept, uint4 (&y)[CL_N])
+static __device__ __forceinline__ void form_again(const struct pass_bwd &a, const struct worker &k, const struct own &o,
+                                                  uint32_t kept, uint4 (&y)[CL_N])
 {
     float in[CL_N][8], add[8], post[CL_N], res[CL_N * CL_N];
 #pragma unroll
@@ -336,7 +360,9 @@ static __device__ __forceinline__ void form_again(const struct pass_bwd &a, cons
 }
 
 /* Gradient of the aggregate, but for a factor of 1 / rms that weights have. */
-static __device__ __forceinline__ void aggregate_gradient(const struct worker &k, const char *shared, const struct own &o, const float (&weight)[CL_N], float m, const uint4 (&y)[CL_N], float (&da)[8])
+static __device__ __forceinline__ void aggregate_gradient(const struct worker &k, const char *shared,
+                                                          const struct own &o, const float (&weight)[CL_N], float m,
+                                                          const uint4 (&y)[CL_N], float (&da)[8])
 {
     float gain[8], agg[8] = {};
     unpack<bf16>(load_raw(o.f + TILE_DH), da);
@@ -373,7 +399,8 @@ __device__ __forceinline__ void token_sums(float (&of16)[CL_N * CL_N], float (&o
 
 /* The stream's gradient and everything that follows from it. */
 template <bool EXTRA, bool D>
-static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, const struct worker &k, const char *shared, const struct own &o, uint32_t kept, int done, const uint4 (&y)[CL_N])
+static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, const struct worker &k, const char *shared,
+                                                   const struct own &o, uint32_t kept, int done, const uint4 (&y)[CL_N])
 {
     float grad[CL_N][8];
     {
@@ -455,19 +482,24 @@ static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, con
         mixes[g / 2] = with_f[0];
 }
 
-template <bool EXTRA, bool D> static __device__ __forceinline__ void work(const struct pass_bwd &a, struct bwd_shared *s, int group, int rank)
+template <bool EXTRA, bool D>
+static __device__ __forceinline__ void work(const struct pass_bwd &a, struct bwd_shared *s, int group, int rank)
 {
     struct worker k = {};
-    int thread = (int)threadIdx.x % CL_GROUP_THREADS, warp = thread / 32, block = warp % BLOCKS, first = warp / BLOCKS * 4, j = 0;
+    int thread = (int)threadIdx.x % CL_GROUP_THREADS, warp = thread / 32, block = warp % BLOCKS,
+        first = warp / BLOCKS * 4, j = 0;
     k.lane = thread % 32;
     int token = first + k.lane % 4, piece = piece_of(k.lane / 4);
     k.c = rank * CL_COLS + block * 64 + piece * 8;
-    k.x = (int)offsetof(struct bwd_shared, tile) + group * STAGES * (int)sizeof(struct bwd_tile) + block * CL_N * LINES + in_tile(token, piece);
-    k.f = (int)offsetof(struct bwd_shared, tile) + group * STAGES * (int)sizeof(struct bwd_tile) + (int)offsetof(struct bwd_tile, f) + block * LINES + in_tile(token, piece);
+    k.x = (int)offsetof(struct bwd_shared, tile) + group * STAGES * (int)sizeof(struct bwd_tile) +
+          block * CL_N * LINES + in_tile(token, piece);
+    k.f = (int)offsetof(struct bwd_shared, tile) + group * STAGES * (int)sizeof(struct bwd_tile) +
+          (int)offsetof(struct bwd_tile, f) + block * LINES + in_tile(token, piece);
     k.coef = (int)offsetof(struct bwd_rows, coef) + token * CL_LOGITS * 4;
     k.record = (int)offsetof(struct bwd_rows, record) + token * RECORD * 4;
     /* this lane's column of the product: token lane / 8 of this warp's 4, high halves in even columns */
-    k.dp = (int)offsetof(struct bwd_rows, record) + ((first + k.lane / 8) * RECORD + REC_DP + ((k.lane / 4 & 1) != 0 ? CL_LOGITS / 2 : 0) + k.lane % 4) * 4;
+    k.dp = (int)offsetof(struct bwd_rows, record) +
+           ((first + k.lane / 8) * RECORD + REC_DP + ((k.lane / 4 & 1) != 0 ? CL_LOGITS / 2 : 0) + k.lane % 4) * 4;
     k.mixes = (int)offsetof(struct bwd_rows, mixes) + (block * TOKENS + token) * MIXES * 4;
     k.w = (int)offsetof(struct bwd_shared, w) + block * CL_N * 4 * FRAG + k.lane * 16;
     k.rest = (int)offsetof(struct bwd_shared, w) + block * CL_N * 4 * FRAG + 512 + k.lane * 8;
@@ -475,13 +507,15 @@ template <bool EXTRA, bool D> static __device__ __forceinline__ void work(const 
     barrier_wait_bounded(&s->w_here, 0);
     for (int tile; (tile = tile_of(a, CL_GROUPS * j + group)) < a.tiles; j++) {
         struct bwd_rows *rows = &s->rows[group][j & 1];
-        struct own o = {(char *)s + k.x + (j & 1) * (int)sizeof(struct bwd_tile), (char *)s + k.f + (j & 1) * (int)sizeof(struct bwd_tile), (char *)rows};
+        struct own o = {(char *)s + k.x + (j & 1) * (int)sizeof(struct bwd_tile),
+                        (char *)s + k.f + (j & 1) * (int)sizeof(struct bwd_tile), (char *)rows};
         uint4 y[CL_N];
         barrier_wait_bounded(&rows->full, j >> 1 & 1);
         uint32_t kept = EXTRA && a.drop.info != NULL ? kept_channels(a.drop, a.d, tile * TOKENS + token, k.c) : 0;
         form_again<EXTRA, D>(a, k, o, kept, y);
         finish_tile<EXTRA, D>(a, k, (const char *)s, o, kept, done_barrier(group, j & 1), y);
-        /* Whoever sums up reads before the next barrier; the same place is written again after it. And a group that stays in step is done with its stage sooner. */
+        /* Whoever sums up reads before the next barrier; the same place is written again after it. And a group that
+         * stays in step is done with its stage sooner. */
         group_barrier(group);
         if (warp == j % CL_WARPS)
             leave_mixes(a, rows, rank, k.lane, tile);
@@ -493,8 +527,10 @@ template <bool EXTRA, bool D> static __device__ __forceinline__ void work(const 
 /* D: profile D. */
 template <bool EXTRA, bool D>
 static __global__ void __launch_bounds__(CL_THREADS, 1)
-    boundary_bwd_pass(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dy, const __grid_constant__ CUtensorMap f, const __grid_constant__ CUtensorMap dh,
-                      const __grid_constant__ CUtensorMap dx, const __grid_constant__ CUtensorMap df, const __grid_constant__ struct pass_bwd a)
+    boundary_bwd_pass(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dy,
+                      const __grid_constant__ CUtensorMap f, const __grid_constant__ CUtensorMap dh,
+                      const __grid_constant__ CUtensorMap dx, const __grid_constant__ CUtensorMap df,
+                      const __grid_constant__ struct pass_bwd a)
 {
 #if HOPPER_CODE
     DYNAMIC_SHARED(char, shared, 1024);
@@ -503,10 +539,11 @@ static __global__ void __launch_bounds__(CL_THREADS, 1)
     if (spare >= 0) {
         sum_look(a.look, spare * CL_THREADS + (int)threadIdx.x, MHC_SPARE * CL_THREADS);
         if (a.sums.dz != NULL)
-            sum_rows(a.sums, a.rows, spare, (double (*)[CL_THREADS / 32][CL_LOGITS])shared);
+            sum_rows(a.sums, a.rows, spare, (double(*)[CL_THREADS / 32][CL_LOGITS]) shared);
         return;
     }
-    /* Coefficients beyond the last row stay what they were: zeros, or those of an earlier tile; x and f are zeros there, and so is y. */
+    /* Coefficients beyond the last row stay what they were: zeros, or those of an earlier tile; x and f are zeros
+     * there, and so is y. */
     for (int i = (int)threadIdx.x; i < CL_GROUPS * STAGES * TOKENS * CL_LOGITS; i += CL_THREADS) {
         struct bwd_rows *rows = &s->rows[0][0] + i / (TOKENS * CL_LOGITS);
         (&rows->coef[0][0])[i % (TOKENS * CL_LOGITS)] = 0;
@@ -542,7 +579,10 @@ struct pass_work {
     float *records, *mixes, *dots, *dgain, *dw, *dw_pre;
     double *row_parts;
 };
-static int64_t pass_lines(int64_t rows, int64_t d) { return min_i64(max_i64(CL_BLOCKS / (d / CL_COLS), 1), max_i64(ceil_div(rows, TOKENS), 1)); }
+static int64_t pass_lines(int64_t rows, int64_t d)
+{
+    return min_i64(max_i64(CL_BLOCKS / (d / CL_COLS), 1), max_i64(ceil_div(rows, TOKENS), 1));
+}
 static void divide_rows(const struct mhc_boundary_bwd_args *b, struct carve *c, struct pass_work *w)
 {
     w->operands = (uint4 *)carve_bytes(c, b->dx.dim[1] / CL_N / CL_COLS * W_BYTES);
@@ -594,10 +634,17 @@ int64_t mhc_boundary_bwd_pass_bytes(const struct mhc_boundary_bwd_args *b)
 }
 
 /* Operands and records, and the look at the stream that they need and that needs them. */
-static int prepare(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct pass_work *w, struct look_sums *sums)
+static int prepare(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct pass_work *w,
+                   struct look_sums *sums)
 {
-    struct mhc_reduce_args look = {.y = b->y, .dh = b->dh, .records = w->records, .gain = floats(&b->gain),
-        .dots = w->dots, .dgain = present(&b->dgain) ? w->dgain : NULL, .dw = w->dw, .one = b->zero_centered ? 1.0f : 0.0f};
+    struct mhc_reduce_args look = {.y = b->y,
+                                   .dh = b->dh,
+                                   .records = w->records,
+                                   .gain = floats(&b->gain),
+                                   .dots = w->dots,
+                                   .dgain = present(&b->dgain) ? w->dgain : NULL,
+                                   .dw = w->dw,
+                                   .one = b->zero_centered ? 1.0f : 0.0f};
     sums->dgain_parts = look.dgain;
     sums->dw_parts = w->dw;
     sums->dgain = floats(&b->dgain);
@@ -611,22 +658,32 @@ static int prepare(struct lane *l, const struct mhc_boundary_bwd_args *b, const 
     TRY(mhc_reduce(l, &look));
     return mhc_close_records(l, b, w->records, w->dots, w->dz_ready);
 }
-static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct pass_work *w, const struct pass_bwd *p)
+static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct pass_work *w,
+                  const struct pass_bwd *p)
 {
-    struct mhc_after_pass a = {.mixes = w->mixes, .dw_parts = w->dw_pre, .row_parts = w->row_parts,
-        .dcoef = floats(&b->dcoef_in), .products = floats(&b->products), .rows = p->rows, .k = CL_N * p->d,
-        .dcoef_stride = b->dcoef_in.stride[0], .products_stride = present(&b->products) ? b->products.stride[0] : 0,
-        .ranks = p->ranks, .lines = p->lines};
+    struct mhc_after_pass a = {.mixes = w->mixes,
+                               .dw_parts = w->dw_pre,
+                               .row_parts = w->row_parts,
+                               .dcoef = floats(&b->dcoef_in),
+                               .products = floats(&b->products),
+                               .rows = p->rows,
+                               .k = CL_N * p->d,
+                               .dcoef_stride = b->dcoef_in.stride[0],
+                               .products_stride = present(&b->products) ? b->products.stride[0] : 0,
+                               .ranks = p->ranks,
+                               .lines = p->lines};
     return mhc_finish_pass(l, &a);
 }
 
 struct pass_maps {
     CUtensorMap x, dy, f, dh, dx, df;
 };
-template <bool EXTRA, bool D> static int launch_pass(struct lane *l, const struct pass_maps &m, const struct pass_bwd &a)
+template <bool EXTRA, bool D>
+static int launch_pass(struct lane *l, const struct pass_maps &m, const struct pass_bwd &a)
 {
     NEEDS_SMEM(l, (boundary_bwd_pass<EXTRA, D>), sizeof(struct bwd_shared));
-    LAUNCH(l, (boundary_bwd_pass<EXTRA, D>), (unsigned)(a.ranks * a.lines + MHC_SPARE), CL_THREADS, sizeof(struct bwd_shared), m.x, m.dy, m.f, m.dh, m.dx, m.df, a);
+    LAUNCH(l, (boundary_bwd_pass<EXTRA, D>), (unsigned)(a.ranks * a.lines + MHC_SPARE), CL_THREADS,
+           sizeof(struct bwd_shared), m.x, m.dy, m.f, m.dh, m.dx, m.df, a);
     return ST_OK;
 }
 

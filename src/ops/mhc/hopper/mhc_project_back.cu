@@ -1,13 +1,16 @@
-/* The backward pass through the projection for bf16 streams on Hopper, in one look at x: dx = dp w + (drho / (K rho)) x, and dw = dp^T x from the same boxes.
+/* The backward pass through the projection for bf16 streams on Hopper, in one look at x: dx = dp w + (drho / (K rho))
+ * x, and dw = dp^T x from the same boxes.
  *
- * A block owns 256 columns and a range of rows, and walks over tiles of 64 rows. Four groups of four warps have 64 columns each, with a ring of boxes of their
- * own: a group multiplies dp by its part of w, which stays in shared memory, and x by dp; puts dx in the place of x, and sends it off. Four more warps split
- * dp into halves, tile by tile. It comes by bulk copies several tiles ahead, because every load stands in line behind the boxes that are under way: with loads
- * to registers two tiles ahead all waited for it (1280 us instead of 1040 at 32,768 x 7168).
+ * A block owns 256 columns and a range of rows, and walks over tiles of 64 rows. Four groups of four warps have 64
+ * columns each, with a ring of boxes of their own: a group multiplies dp by its part of w, which stays in shared
+ * memory, and x by dp; puts dx in the place of x, and sends it off. Four more warps split dp into halves, tile by tile.
+ * It comes by bulk copies several tiles ahead, because every load stands in line behind the boxes that are under way:
+ * with loads to registers two tiles ahead all waited for it (1280 us instead of 1040 at 32,768 x 7168).
  *
  * fp32 numbers are bf16 halves, high + low; of the four products of halves the smallest is left out, as everywhere.
  *   dp of a tile     lines of 24 high halves, 24 low ones
- *   w of 64 columns  24 lines of high halves, the same again, 24 of low ones, 8 of zeros: lines 0 to 47 meet all of dp, the rest its first 32 values
+ *   w of 64 columns  24 lines of high halves, the same again, 24 of low ones, 8 of zeros: lines 0 to 47 meet all of dp,
+ *                    the rest its first 32 values
  *
  * dw is summed over a range in the tensor cores, and over ranges in order; their number depends on the shape alone. */
 #include "ops/cuda/hopper.cuh"
@@ -20,10 +23,10 @@ enum {
     BOX = ROWS * 128, /* bytes */
     GROUPS = 4,
     COLUMNS = GROUPS * 64,
-    DEPTH = 3,        /* boxes in the ring of a group: one is worked on, one on its way out */
-    TILES = 3,        /* of dp in its ring, as halves */
-    COMING = 8,       /* and as it lies in memory, on their way there */
-    AHEAD = 4,        /* tiles whose scales are on their way in registers */
+    DEPTH = 3,  /* boxes in the ring of a group: one is worked on, one on its way out */
+    TILES = 3,  /* of dp in its ring, as halves */
+    COMING = 8, /* and as it lies in memory, on their way there */
+    AHEAD = 4,  /* tiles whose scales are on their way in registers */
     DP_BYTES = ROWS * LOGITS * 4,
     LINES = 3 * LOGITS + 8,
     WORKERS = GROUPS * 128,
@@ -31,7 +34,7 @@ enum {
     /* A block starts with 96 registers for each thread, and that is all there is to share. */
     WORKER_REGISTERS = 104,
     MAKER_REGISTERS = 64,
-    BLOCKS_AT_ONCE = 132,            /* of an H100 or H200; only to choose the number of ranges */
+    BLOCKS_AT_ONCE = 132, /* of an H100 or H200; only to choose the number of ranges */
 };
 struct back_args {
     const float *dp, *drho, *rho; /* without gaps */
@@ -52,9 +55,12 @@ static_assert(sizeof(struct back_shared) <= 232448, "what a block of compute cap
 #if HOPPER_CODE
 
 /* Place of a value in a tile of lines of 64. */
-__device__ __forceinline__ int place(int line, int column) { return line * 128 + (((column / 8) ^ (line % 8)) << 4) + column % 8 * 2; }
+__device__ __forceinline__ int place(int line, int column)
+{
+    return line * 128 + (((column / 8) ^ (line % 8)) << 4) + column % 8 * 2;
+}
 
-/* ---- w, once ----------------------------------------------------------------------------------------------------------------- */
+/* ---- w, once --------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ void fill_w(const struct back_args &a, struct back_shared *s, int64_t first)
 {
@@ -64,7 +70,8 @@ static __device__ __forceinline__ void fill_w(const struct back_args &a, struct 
         float v[2] = {row < a.n && first + c < a.k ? from[0] : 0.0f, row < a.n && first + c + 1 < a.k ? from[1] : 0.0f};
         float high[2] = {rounded<bf16>(v[0]), rounded<bf16>(v[1])};
         char *to = s->w[c / 64];
-        *(uint32_t *)(to + place(row, c % 64)) = *(uint32_t *)(to + place(LOGITS + row, c % 64)) = pack_bf16(high[0], high[1]);
+        *(uint32_t *)(to + place(row, c % 64)) = *(uint32_t *)(to + place(LOGITS + row, c % 64)) =
+            pack_bf16(high[0], high[1]);
         *(uint32_t *)(to + place(2 * LOGITS + row, c % 64)) = pack_bf16(v[0] - high[0], v[1] - high[1]);
     }
     for (int i = (int)threadIdx.x; i < GROUPS * 8 * 32; i += THREADS)
@@ -72,7 +79,7 @@ static __device__ __forceinline__ void fill_w(const struct back_args &a, struct 
     fence_async_proxy();
 }
 
-/* ---- dp ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- dp -------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ void bring_dp(const struct back_args &a, struct back_shared *s, int t, int first)
 {
@@ -89,7 +96,8 @@ static __device__ __forceinline__ float2 take_rho(const struct back_args &a, int
     return make_float2(there ? a.rho[row] : 1.0f, there ? a.drho[row] : 0.0f);
 }
 /* Each of 96 threads has a pair of columns of every eighth row. */
-static __device__ __forceinline__ void split_dp(const struct back_shared *s, char *tile, int t, int thread, int64_t left)
+static __device__ __forceinline__ void split_dp(const struct back_shared *s, char *tile, int t, int thread,
+                                                int64_t left)
 {
     int row = thread / (LOGITS / 2), c = thread % (LOGITS / 2) * 2;
     char *high = tile + place(row, c), *low = tile + place(row, LOGITS + c);
@@ -131,9 +139,10 @@ static __device__ __forceinline__ void make_dp(const struct back_args &a, struct
         }
 }
 
-/* ---- products --------------------------------------------------------------------------------------------------------------------- */
+/* ---- products -------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void bring(struct back_shared *s, int group, int t, int first, int column, const CUtensorMap *x)
+static __device__ __forceinline__ void bring(struct back_shared *s, int group, int t, int first, int column,
+                                             const CUtensorMap *x)
 {
     barrier_expect(&s->full[group][t % DEPTH], BOX);
     tma_load_2d(s->x[group][t % DEPTH], x, column, (first + t) * ROWS, &s->full[group][t % DEPTH]);
@@ -150,15 +159,18 @@ static __device__ __forceinline__ void add_x(char *box, const float (&acc)[32], 
         for (int j = 0; j < 8; j++) {
             uint32_t *word = (uint32_t *)(box + place(row, 8 * j + 2 * q));
             float2 v = unpack_bf16(*word);
-            *word = pack_bf16(fmaf(scale[half], v.x, acc[4 * j + 2 * half]), fmaf(scale[half], v.y, acc[4 * j + 2 * half + 1]));
+            *word = pack_bf16(fmaf(scale[half], v.x, acc[4 * j + 2 * half]),
+                              fmaf(scale[half], v.y, acc[4 * j + 2 * half + 1]));
         }
     }
 }
 
 template <bool DW>
-static __device__ __forceinline__ void work(const struct back_args &a, struct back_shared *s, int first, int count, const CUtensorMap *x, const CUtensorMap *dx)
+static __device__ __forceinline__ void work(const struct back_args &a, struct back_shared *s, int first, int count,
+                                            const CUtensorMap *x, const CUtensorMap *dx)
 {
-    int group = (int)threadIdx.x / 128, thread = (int)threadIdx.x % 128, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
+    int group = (int)threadIdx.x / 128, thread = (int)threadIdx.x % 128, warp = thread / 32, g = thread % 32 / 4,
+        q = thread % 4;
     int64_t column = (int64_t)blockIdx.x * COLUMNS + group * 64;
     uint64_t w = wgmma_tile(s->w[group], BOX, 1024);
     float dw[2 * LOGITS / 2] = {};
@@ -174,7 +186,8 @@ static __device__ __forceinline__ void work(const struct back_args &a, struct ba
         if (DW)
 #pragma unroll
             for (int k = 0; k < ROWS / 16; k++)
-                wgmma<2 * LOGITS, 1, 1>::run(dw, wgmma_tile(box, BOX, 1024) + k * 2048 / 16, wgmma_tile(dp, BOX, 1024) + k * 2048 / 16, 0);
+                wgmma<2 * LOGITS, 1, 1>::run(dw, wgmma_tile(box, BOX, 1024) + k * 2048 / 16,
+                                             wgmma_tile(dp, BOX, 1024) + k * 2048 / 16, 0);
         wgmma_commit();
         float scale[2] = {s->scale[t % TILES][warp * 16 + g], s->scale[t % TILES][warp * 16 + g + 8]};
         wgmma_wait<0>();
@@ -207,7 +220,8 @@ static __device__ __forceinline__ void work(const struct back_args &a, struct ba
 
 template <bool DW>
 static __global__ void __launch_bounds__(THREADS, 1)
-    project_back(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dx, const __grid_constant__ struct back_args a)
+    project_back(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dx,
+                 const __grid_constant__ struct back_args a)
 {
 #if HOPPER_CODE
     DYNAMIC_SHARED(char, shared, 1024);
@@ -243,7 +257,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-static __global__ void add_ranges(const float *partial, int ranges, int n, int64_t k, float *dw, int64_t stride, bool acc)
+static __global__ void add_ranges(const float *partial, int ranges, int n, int64_t k, float *dw, int64_t stride,
+                                  bool acc)
 {
     int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, i = blockIdx.y;
     if (c >= k)
@@ -274,20 +289,33 @@ static int64_t ranges_of(int64_t rows, int64_t k)
 /* bf16, 24 rows of w, whole vectors, dp, rho and drho without gaps, something to do; what is in dx is not needed. */
 bool mhc_project_back_can(const struct lane *l, const struct mhc_project_bwd_args *b)
 {
-    return cuda_of(l)->hopper && !b->acc_dx && b->x.dtype == DT_BF16 && b->w.dim[0] == LOGITS && b->x.dim[0] > 0 && b->x.dim[1] >= 64 && aligned16(&b->x) && aligned16(&b->dx) &&
-           aligned16(&b->dp) && b->dp.stride[0] == LOGITS && b->rho.stride[0] == 1 && b->drho.stride[0] == 1;
+    return cuda_of(l)->hopper && !b->acc_dx && b->x.dtype == DT_BF16 && b->w.dim[0] == LOGITS && b->x.dim[0] > 0 &&
+           b->x.dim[1] >= 64 && aligned16(&b->x) && aligned16(&b->dx) && aligned16(&b->dp) &&
+           b->dp.stride[0] == LOGITS && b->rho.stride[0] == 1 && b->drho.stride[0] == 1;
 }
 int64_t mhc_project_back_bytes(const struct mhc_project_bwd_args *b)
 {
     int64_t rows = b->x.dim[0], k = b->x.dim[1];
-    return rows == 0 || k == 0 || b->x.dtype != DT_BF16 || b->dw.rank == 0 ? 0 : ranges_of(rows, k) * b->w.dim[0] * k * (int64_t)sizeof(float);
+    return rows == 0 || k == 0 || b->x.dtype != DT_BF16 || b->dw.rank == 0
+               ? 0
+               : ranges_of(rows, k) * b->w.dim[0] * k * (int64_t)sizeof(float);
 }
 
 int mhc_project_back(struct lane *l, const struct mhc_project_bwd_args *b)
 {
     CUtensorMap x, dx;
     int64_t rows = b->x.dim[0], k = b->x.dim[1], ranges = ranges_of(rows, k);
-    struct back_args a = {floats(&b->dp), floats(&b->drho), floats(&b->rho), floats(&b->w), floats(&b->work), b->w.stride[0], rows, k, (int)b->w.dim[0], 0, 0};
+    struct back_args a = {floats(&b->dp),
+                          floats(&b->drho),
+                          floats(&b->rho),
+                          floats(&b->w),
+                          floats(&b->work),
+                          b->w.stride[0],
+                          rows,
+                          k,
+                          (int)b->w.dim[0],
+                          0,
+                          0};
     dim3 grid((unsigned)ceil_div(k, COLUMNS), (unsigned)ranges);
     a.tiles = (int)ceil_div(rows, ROWS);
     a.per_range = (int)ceil_div(a.tiles, ranges);
@@ -300,6 +328,7 @@ int mhc_project_back(struct lane *l, const struct mhc_project_bwd_args *b)
     }
     NEEDS_SMEM(l, project_back<true>, sizeof(struct back_shared));
     LAUNCH(l, project_back<true>, grid, THREADS, sizeof(struct back_shared), x, dx, a);
-    LAUNCH(l, add_ranges, dim3((unsigned)ceil_div(k, 256), (unsigned)a.n), 256, 0, a.partial, (int)ranges, a.n, k, floats(&b->dw), b->dw.stride[0], b->acc_dw);
+    LAUNCH(l, add_ranges, dim3((unsigned)ceil_div(k, 256), (unsigned)a.n), 256, 0, a.partial, (int)ranges, a.n, k,
+           floats(&b->dw), b->dw.stride[0], b->acc_dw);
     return ST_OK;
 }

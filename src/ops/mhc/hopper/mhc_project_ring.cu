@@ -1,14 +1,19 @@
-/* The projection p = x w^T with rho for bf16 streams on Hopper, at the rate of memory: one look at x, products by wgmma.
+/* The projection p = x w^T with rho for bf16 streams on Hopper, at the rate of memory: one look at x, products by
+ * wgmma.
  *
- * A cluster of SPLIT blocks owns up to 8 tiles of 64 rows, each block a SPLIT-th of the columns. In a block, four groups of four warps have two tiles
- * each, with a ring of boxes (64 rows x 64 columns) of their own: a group multiplies a box, squares it meanwhile, and has it filled again. Four more warps
- * bring w, chunk by chunk of 64 columns, as bf16 halves (24 rows of high ones, 24 of low ones) into a ring that all groups read. Sums stay in registers.
- * In the end every block sends the sums of its columns to the block of the cluster that has the rows, which adds them in order of columns.
+ * A cluster of SPLIT blocks owns up to 8 tiles of 64 rows, each block a SPLIT-th of the columns. In a block, four
+ * groups of four warps have two tiles each, with a ring of boxes (64 rows x 64 columns) of their own: a group
+ * multiplies a box, squares it meanwhile, and has it filled again. Four more warps bring w, chunk by chunk of 64
+ * columns, as bf16 halves (24 rows of high ones, 24 of low ones) into a ring that all groups read. Sums stay in
+ * registers. In the end every block sends the sums of its columns to the block of the cluster that has the rows, which
+ * adds them in order of columns.
  *
- * Many rows to a block, because w comes from the second-level cache once for each cluster: 2.75 MB beside 29 MB of x for 512 rows of 4 x 7168.
- * Tensor cores round towards zero when they add, so their sums are taken out every FLUSH chunks and added in fp32.
+ * Many rows to a block, because w comes from the second-level cache once for each cluster: 2.75 MB beside 29 MB of x
+ * for 512 rows of 4 x 7168. Tensor cores round towards zero when they add, so their sums are taken out every FLUSH
+ * chunks and added in fp32.
  *
- * Order of sums: chunks in order within a block, blocks in order; how many tiles a cluster has (by the size of the device) changes no bits. */
+ * Order of sums: chunks in order within a block, blocks in order; how many tiles a cluster has (by the size of the
+ * device) changes no bits. */
 #include "ops/cuda/hopper.cuh"
 #include "ops/cuda/mma.cuh"
 #include "ops/mhc/portable/mhc_cuda.cuh"
@@ -23,13 +28,13 @@ enum {
     CHUNKS = 4,     /* of w in its ring */
     AHEAD = 3,      /* and in registers, on their way there */
     FLUSH = 8,
-    MAKERS = 4,     /* warps that bring w */
+    MAKERS = 4, /* warps that bring w */
     WORKERS = GROUPS * 128,
     THREADS = WORKERS + MAKERS * 32,
     /* A block starts with 96 registers for each thread, and that is all there is to share. */
     WORKER_REGISTERS = 104,
     MAKER_REGISTERS = 64,
-    RECORD = 28,    /* floats of a row: products, sum of squares, unused */
+    RECORD = 28, /* floats of a row: products, sum of squares, unused */
 };
 struct ring_args {
     const float *w;
@@ -52,7 +57,7 @@ static_assert(MOST_TILES <= 2 * GROUPS && FLUSH % 2 == 0, "a group has two tiles
 
 #if HOPPER_CODE
 
-/* ---- w ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- w --------------------------------------------------------------------------------------- */
 
 enum { PIECES = LOGITS * 16 / (MAKERS * 32) }; /* of 4 floats, of a chunk and thread */
 
@@ -82,7 +87,8 @@ static __device__ __forceinline__ void write_halves(char *tile, const float4 (&v
         char *to = tile + row * 128 + (((column / 8) ^ (row % 8)) << 4) + column % 8 * 2;
         float high[4] = {rounded<bf16>(v[i].x), rounded<bf16>(v[i].y), rounded<bf16>(v[i].z), rounded<bf16>(v[i].w)};
         *(uint2 *)to = make_uint2(pack_bf16(high[0], high[1]), pack_bf16(high[2], high[3]));
-        *(uint2 *)(to + LOGITS * 128) = make_uint2(pack_bf16(v[i].x - high[0], v[i].y - high[1]), pack_bf16(v[i].z - high[2], v[i].w - high[3]));
+        *(uint2 *)(to + LOGITS * 128) =
+            make_uint2(pack_bf16(v[i].x - high[0], v[i].y - high[1]), pack_bf16(v[i].z - high[2], v[i].w - high[3]));
     }
 }
 
@@ -108,7 +114,7 @@ static __device__ __forceinline__ void make_w(const struct ring_args &a, struct 
         }
 }
 
-/* ---- products ------------------------------------------------------------------------------------------------------------------ */
+/* ---- products -------------------------------------------------------------------------------- */
 
 /* Half a row of a box, squared. */
 static __device__ __forceinline__ float squares(const char *box)
@@ -131,17 +137,23 @@ static __device__ __forceinline__ float squares(const char *box)
 struct items { /* of a group: boxes in order of chunks, then tiles */
     int first_chunk, chunks, first_tile, tiles, group;
 };
-template <int TILES> static __device__ __forceinline__ void bring(struct ring_shared *s, const struct items &m, int item, const CUtensorMap *x)
+template <int TILES>
+static __device__ __forceinline__ void bring(struct ring_shared *s, const struct items &m, int item,
+                                             const CUtensorMap *x)
 {
     uint64_t *full = &s->full[m.group][item % DEPTH];
     int chunk = item / TILES, tile = item % TILES;
     barrier_expect(full, BOX);
-    tma_load_2d(s->x[m.group][item % DEPTH], x, (m.first_chunk + chunk) * 64, (m.first_tile + GROUPS * tile) * ROWS, full);
+    tma_load_2d(s->x[m.group][item % DEPTH], x, (m.first_chunk + chunk) * 64, (m.first_tile + GROUPS * tile) * ROWS,
+                full);
 }
 
-/* With one tile a group takes the boxes of two chunks at once: waiting for boxes, for products and for each other costs the same for two (8192 x 4096: 83 us instead of
- * 90). With two tiles there is work enough, and boxes are better filled again one by one. */
-template <int TILES> static __device__ __forceinline__ void work(struct ring_shared *s, const struct items &m, const CUtensorMap *x, float (&sum)[2][LOGITS / 2], float (&square)[2])
+/* With one tile a group takes the boxes of two chunks at once: waiting for boxes, for products and for each other costs
+ * the same for two (8192 x 4096: 83 us instead of 90). With two tiles there is work enough, and boxes are better filled
+ * again one by one. */
+template <int TILES>
+static __device__ __forceinline__ void work(struct ring_shared *s, const struct items &m, const CUtensorMap *x,
+                                            float (&sum)[2][LOGITS / 2], float (&square)[2])
 {
     constexpr int AT_ONCE = TILES == 1 ? 2 : 1;
     float acc[TILES][LOGITS];
@@ -159,7 +171,8 @@ template <int TILES> static __device__ __forceinline__ void work(struct ring_sha
                 if (b >= boxes)
                     continue;
                 int place = (item + b) % DEPTH;
-                uint64_t by = wgmma_tile(s->w[(c + b) % CHUNKS], 1024, 1024), box = wgmma_tile(s->x[m.group][place], 1024, 1024);
+                uint64_t by = wgmma_tile(s->w[(c + b) % CHUNKS], 1024, 1024),
+                         box = wgmma_tile(s->x[m.group][place], 1024, 1024);
                 if (t == 0)
                     barrier_wait_bounded(&s->made[(c + b) % CHUNKS], (uint32_t)((c + b) / CHUNKS) & 1);
                 barrier_wait_bounded(&s->full[m.group][place], (uint32_t)((item + b) / DEPTH) & 1);
@@ -190,12 +203,14 @@ template <int TILES> static __device__ __forceinline__ void work(struct ring_sha
     }
 }
 
-static __device__ __forceinline__ void leave_sums(struct ring_sums *to, const struct items &m, const float (&sum)[2][LOGITS / 2], const float (&square)[2])
+static __device__ __forceinline__ void leave_sums(struct ring_sums *to, const struct items &m,
+                                                  const float (&sum)[2][LOGITS / 2], const float (&square)[2])
 {
     int thread = (int)threadIdx.x % 128, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
 #pragma unroll
     for (int t = 0; t < 2; t++) {
-        float(*own)[RECORD] = to->own + (m.group + GROUPS * t) * ROWS, both = square[t] + __shfl_xor_sync(0xffffffffu, square[t], 1);
+        float(*own)[RECORD] = to->own + (m.group + GROUPS * t) * ROWS,
+        both = square[t] + __shfl_xor_sync(0xffffffffu, square[t], 1);
         if (t >= m.tiles)
             continue;
 #pragma unroll
@@ -206,20 +221,24 @@ static __device__ __forceinline__ void leave_sums(struct ring_sums *to, const st
     }
 }
 
-/* ---- rows of the cluster, when every block has its sums ----------------------------------------------------------------------------- */
+/* ---- rows of the cluster, when every block has its sums -------------------------------------- */
 
-template <int SPLIT> static __device__ __forceinline__ void exchange(struct ring_sums *sums, uint64_t *received, int rows, int rank)
+template <int SPLIT>
+static __device__ __forceinline__ void exchange(struct ring_sums *sums, uint64_t *received, int rows, int rank)
 {
     int mine = rows / SPLIT;
     for (int i = (int)threadIdx.x; i < rows * (RECORD / 4); i += THREADS) {
         int row = i / (RECORD / 4), at = i % (RECORD / 4) * 4;
         uint32_t owner = (uint32_t)(row / mine);
-        cluster_send(smem_address_in(&sums->all[rank * mine + row % mine][at], owner), *(const float4 *)&sums->own[row][at], smem_address_in(received, owner));
+        cluster_send(smem_address_in(&sums->all[rank * mine + row % mine][at], owner),
+                     *(const float4 *)&sums->own[row][at], smem_address_in(received, owner));
     }
     barrier_wait_bounded(received, 0);
 }
 
-template <int SPLIT> static __device__ __forceinline__ void write_rows(const struct ring_args &a, const struct ring_sums *sums, int64_t first, int rows, int rank)
+template <int SPLIT>
+static __device__ __forceinline__ void write_rows(const struct ring_args &a, const struct ring_sums *sums,
+                                                  int64_t first, int rows, int rank)
 {
     int mine = rows / SPLIT;
     const float(*from)[RECORD] = SPLIT == 1 ? sums->own : sums->all;
@@ -241,13 +260,16 @@ template <int SPLIT> static __device__ __forceinline__ void write_rows(const str
 
 #endif
 
-template <int SPLIT> static __global__ void __launch_bounds__(THREADS, 1) project_ring(const __grid_constant__ CUtensorMap x, const __grid_constant__ struct ring_args a)
+template <int SPLIT>
+static __global__ void __launch_bounds__(THREADS, 1)
+    project_ring(const __grid_constant__ CUtensorMap x, const __grid_constant__ struct ring_args a)
 {
 #if HOPPER_CODE
     DYNAMIC_SHARED(char, shared, 1024);
     struct ring_shared *s = (struct ring_shared *)shared;
     struct ring_sums *sums = (struct ring_sums *)shared;
-    int rank = SPLIT == 1 ? 0 : (int)cluster_rank(), first_tile = (int)blockIdx.x / SPLIT * a.per_cluster, tiles = min(a.per_cluster, a.tiles - first_tile);
+    int rank = SPLIT == 1 ? 0 : (int)cluster_rank(), first_tile = (int)blockIdx.x / SPLIT * a.per_cluster,
+        tiles = min(a.per_cluster, a.tiles - first_tile);
     int chunks = (int)((a.k + 63) / 64), first = chunks * rank / SPLIT, end = chunks * (rank + 1) / SPLIT;
     struct items m = {first, end - first, first_tile, 0, (int)threadIdx.x / 128};
     m.first_tile += m.group;
@@ -293,19 +315,30 @@ template <int SPLIT> static __global__ void __launch_bounds__(THREADS, 1) projec
 /* bf16, at most 24 rows of w, whole vectors, something to do. */
 bool mhc_project_rings(const struct lane *l, const struct mhc_project_fwd_args *b)
 {
-    return cuda_of(l)->hopper && b->x.dtype == DT_BF16 && b->w.dim[0] <= LOGITS && b->x.dim[0] > 0 && b->x.dim[1] >= 64 && aligned16(&b->x) && aligned16(&b->w);
+    return cuda_of(l)->hopper && b->x.dtype == DT_BF16 && b->w.dim[0] <= LOGITS && b->x.dim[0] > 0 &&
+           b->x.dim[1] >= 64 && aligned16(&b->x) && aligned16(&b->w);
 }
 
 template <int SPLIT> static int launch_ring(struct lane *l, const struct mhc_project_fwd_args *b, int most)
 {
     CUtensorMap x;
-    struct ring_args a = {floats(&b->w), floats(&b->p), floats(&b->rho), b->w.stride[0], b->p.stride[0], b->rho.stride[0],
-                          b->x.dim[0], b->x.dim[1], (int)b->w.dim[0], 0, 0};
+    struct ring_args a = {floats(&b->w),
+                          floats(&b->p),
+                          floats(&b->rho),
+                          b->w.stride[0],
+                          b->p.stride[0],
+                          b->rho.stride[0],
+                          b->x.dim[0],
+                          b->x.dim[1],
+                          (int)b->w.dim[0],
+                          0,
+                          0};
     a.tiles = (int)ceil_div(a.rows, ROWS);
     a.per_cluster = (int)min_i64(max_i64(ceil_div(a.tiles, max_i64(cuda_of(l)->sm_budget / SPLIT, 1)), 1), most);
     TRY(tensor_map_2d(l, &x, b->x.data, a.rows, a.k, b->x.stride[0], ROWS));
     NEEDS_SMEM(l, project_ring<SPLIT>, sizeof(struct ring_shared));
-    LAUNCH_CLUSTER(l, project_ring<SPLIT>, (unsigned)(ceil_div(a.tiles, a.per_cluster) * SPLIT), SPLIT, THREADS, sizeof(struct ring_shared), x, a);
+    LAUNCH_CLUSTER(l, project_ring<SPLIT>, (unsigned)(ceil_div(a.tiles, a.per_cluster) * SPLIT), SPLIT, THREADS,
+                   sizeof(struct ring_shared), x, a);
     return ST_OK;
 }
 

@@ -1,5 +1,5 @@
-/* The small kernels round the boundary's large backward pass (mhc_pass_bwd.cu), which deal with rows: coefficients and their gradients before it, sums over
- * blocks of channels after it. */
+/* The small kernels round the boundary's large backward pass (mhc_pass_bwd.cu), which deal with rows: coefficients and
+ * their gradients before it, sums over blocks of channels after it. */
 #include "ops/mhc/hopper/mhc_reduce.cuh"
 
 enum {
@@ -18,22 +18,38 @@ struct record_args {
 };
 static struct record_args record_args_of(const struct mhc_boundary_bwd_args *b, float *records)
 {
-    struct record_args a = {.stat = floats(&b->stat), .coef = floats(&b->coef), .dcoef = floats(&b->dcoef),
-        .a_pre = floats(&b->a_pre), .a_post = floats(&b->a_post), .a_res = floats(&b->a_res),
-        .beta = floats(&b->beta), .stat_stride = b->stat.stride[0], .coef_stride = b->coef.stride[0],
-        .dcoef_stride = present(&b->dcoef) ? b->dcoef.stride[0] : 0, .dz_stride = b->dz.stride[0],
-        .rows = b->dx.dim[0], .k = b->dx.dim[1], .dz = floats(&b->dz), .records = records,
-        .iterations = (int)b->rule.iterations, .profile_d = b->rule.profile == MHC_D};
+    struct record_args a = {.stat = floats(&b->stat),
+                            .coef = floats(&b->coef),
+                            .dcoef = floats(&b->dcoef),
+                            .a_pre = floats(&b->a_pre),
+                            .a_post = floats(&b->a_post),
+                            .a_res = floats(&b->a_res),
+                            .beta = floats(&b->beta),
+                            .stat_stride = b->stat.stride[0],
+                            .coef_stride = b->coef.stride[0],
+                            .dcoef_stride = present(&b->dcoef) ? b->dcoef.stride[0] : 0,
+                            .dz_stride = b->dz.stride[0],
+                            .rows = b->dx.dim[0],
+                            .k = b->dx.dim[1],
+                            .dz = floats(&b->dz),
+                            .records = records,
+                            .iterations = (int)b->rule.iterations,
+                            .profile_d = b->rule.profile == MHC_D};
     return a;
 }
 
 /* Blocks of the small kernels for so many items. */
-__host__ __device__ __forceinline__ int64_t blocks_for(int64_t items) { return (items + ROW_THREADS - 1) / ROW_THREADS; }
+__host__ __device__ __forceinline__ int64_t blocks_for(int64_t items)
+{
+    return (items + ROW_THREADS - 1) / ROW_THREADS;
+}
 
-/* w as the left operand of dp w, 16 channels in MHC_FRAG bytes; item: lane, tile of 16, stream, block of 64 channels. */
+/* w as the left operand of dp w, 16 channels in MHC_FRAG bytes; item: lane, tile of 16, stream, block of 64 channels.
+ * */
 static __device__ void backward_operand(const float *w, int64_t stride, int64_t d, char *out, int64_t item)
 {
-    int lane = (int)(item % 32), g = lane / 4, q = lane % 4, t = (int)(item / 32 % 4), stream = (int)(item / 128 % CL_N);
+    int lane = (int)(item % 32), g = lane / 4, q = lane % 4, t = (int)(item / 32 % 4),
+        stream = (int)(item / 128 % CL_N);
     const float *from = w + stream * d + item / 512 * 64 + 8 * piece_of(g) + 2 * t;
     uint32_t r[6];
 #pragma unroll
@@ -46,15 +62,19 @@ static __device__ void backward_operand(const float *w, int64_t stride, int64_t 
     *(uint2 *)(to + 512 + lane * 8) = make_uint2(r[4], r[5]);
 }
 
-__device__ __forceinline__ float4 scaled4(float4 v, float by) { return make_float4(v.x * by, v.y * by, v.z * by, v.w * by); }
-/* What does not wait for the look at the stream, by four lanes a row: all but m, scale and pre's dz and dp. The sum that scale comes from is left
- * in its place. */
+__device__ __forceinline__ float4 scaled4(float4 v, float by)
+{
+    return make_float4(v.x * by, v.y * by, v.z * by, v.w * by);
+}
+/* What does not wait for the look at the stream, by four lanes a row: all but m, scale and pre's dz and dp. The sum
+ * that scale comes from is left in its place. */
 static __device__ void row_record(const struct record_args &a, int64_t item, float2 *kept)
 {
     int64_t row = min(item / 4, a.rows - 1);
     int lane = (int)(item % 4);
     const float *p = a.stat + row * a.stat_stride, *up = a.dcoef == NULL ? NULL : a.dcoef + row * a.dcoef_stride;
-    float q = 1.0f / (p[CL_LOGITS] + (float)MHC_EPS), by_post = *a.a_post, by_res = *a.a_res, z[CL_N], g[CL_N] = {}, post = 0, sum = 0;
+    float q = 1.0f / (p[CL_LOGITS] + (float)MHC_EPS), by_post = *a.a_post, by_res = *a.a_res, z[CL_N], g[CL_N] = {},
+          post = 0, sum = 0;
     if (up != NULL) {
         float sig = precise_sigmoid(q * p[CL_N + lane] * by_post + a.beta[CL_N + lane]);
         post = 2 * up[CL_N + lane] * sig * (1 - sig);
@@ -74,7 +94,8 @@ static __device__ void row_record(const struct record_args &a, int64_t item, flo
         return;
     float *record = a.records + row * MHC_RECORD, *dz = a.dz + row * a.dz_stride;
     bf16 *dp = (bf16 *)(record + REC_DP);
-    uint2 first = split_pair(g[0] * by_res * q, g[1] * by_res * q), second = split_pair(g[2] * by_res * q, g[3] * by_res * q), one = split_pair(post * by_post * q, 0);
+    uint2 first = split_pair(g[0] * by_res * q, g[1] * by_res * q),
+          second = split_pair(g[2] * by_res * q, g[3] * by_res * q), one = split_pair(post * by_post * q, 0);
     dz[CL_N + lane] = post;
     *(float4 *)(dz + 2 * CL_N + CL_N * lane) = make_float4(g[0], g[1], g[2], g[3]);
     *(uint2 *)(dp + 2 * CL_N + CL_N * lane) = make_uint2(first.x, second.x);
@@ -107,14 +128,17 @@ static __global__ void __launch_bounds__(ROW_THREADS) prepare_rows(const __grid_
 }
 
 /* The rest, from the dots of all blocks of channels, by four lanes a row, each for one logit of pre. */
-static __global__ void __launch_bounds__(ROW_THREADS) close_records(const __grid_constant__ struct record_args a, const float *dots, int ranks)
+static __global__ void __launch_bounds__(ROW_THREADS)
+    close_records(const __grid_constant__ struct record_args a, const float *dots, int ranks)
 {
     int64_t item = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x, row = min(item / 4, a.rows - 1);
     int lane = (int)(item % 4);
     const float *p = a.stat + row * a.stat_stride;
     float *record = a.records + row * MHC_RECORD;
-    float rho = p[CL_LOGITS], q = 1.0f / (rho + (float)MHC_EPS), rstd = record[REC_RSTD], pre = record[REC_PRE + lane], rest = record[REC_SCALE], by = *a.a_pre;
-    float above = a.dcoef == NULL ? 0.0f : a.dcoef[row * a.dcoef_stride + lane], sig = precise_sigmoid(q * p[lane] * by + a.beta[lane]), with_u = 0, with_a = 0;
+    float rho = p[CL_LOGITS], q = 1.0f / (rho + (float)MHC_EPS), rstd = record[REC_RSTD], pre = record[REC_PRE + lane],
+          rest = record[REC_SCALE], by = *a.a_pre;
+    float above = a.dcoef == NULL ? 0.0f : a.dcoef[row * a.dcoef_stride + lane],
+          sig = precise_sigmoid(q * p[lane] * by + a.beta[lane]), with_u = 0, with_a = 0;
 #pragma unroll 8
     for (int r = 0; r < ranks; r++) {
         const float *from = dots + (r * a.rows + row) * MHC_REDUCE_DOTS + lane;
@@ -143,7 +167,8 @@ static __global__ void __launch_bounds__(ROW_THREADS) close_records(const __grid
 }
 
 /* dcoef_in: zeros for pre, then the sums over blocks in order; an item is 4 numbers. */
-static __device__ __forceinline__ void sum_ranks(const float *mixes, int ranks, int64_t rows, float *dcoef, int64_t stride, int64_t item)
+static __device__ __forceinline__ void sum_ranks(const float *mixes, int ranks, int64_t rows, float *dcoef,
+                                                 int64_t stride, int64_t item)
 {
     int64_t row = item / 6;
     int v = (int)(item % 6);
@@ -173,10 +198,13 @@ static __global__ void __launch_bounds__(ROW_THREADS) finish_pass(const __grid_c
     }
 }
 
-int mhc_prepare_rows(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, uint4 *operands, float *dz, int64_t dz_stride)
+int mhc_prepare_rows(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, uint4 *operands, float *dz,
+                     int64_t dz_stride)
 {
-    struct prepare p = {.record = record_args_of(b, records), .w = floats(&b->w), .operands = (char *)operands,
-        .w_stride = b->w.stride[0]};
+    struct prepare p = {.record = record_args_of(b, records),
+                        .w = floats(&b->w),
+                        .operands = (char *)operands,
+                        .w_stride = b->w.stride[0]};
     p.record.dz = dz;
     p.record.dz_stride = dz_stride;
     p.d = p.record.k / CL_N;
@@ -184,7 +212,8 @@ int mhc_prepare_rows(struct lane *l, const struct mhc_boundary_bwd_args *b, floa
     LAUNCH(l, prepare_rows, (unsigned)(blocks_for(4 * p.record.rows) + blocks_for(p.count)), ROW_THREADS, 0, p);
     return ST_OK;
 }
-int mhc_close_records(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, const float *dots, const float *dz_ready)
+int mhc_close_records(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, const float *dots,
+                      const float *dz_ready)
 {
     struct record_args a = record_args_of(b, records);
     a.dz_ready = dz_ready;
@@ -193,6 +222,8 @@ int mhc_close_records(struct lane *l, const struct mhc_boundary_bwd_args *b, flo
 }
 int mhc_finish_pass(struct lane *l, const struct mhc_after_pass *a)
 {
-    LAUNCH(l, finish_pass, (unsigned)(blocks_for(6 * a->rows) + (a->dw_parts == NULL ? 0 : blocks_for(CL_N * a->k) + 1)), ROW_THREADS, 0, *a);
+    LAUNCH(l, finish_pass,
+           (unsigned)(blocks_for(6 * a->rows) + (a->dw_parts == NULL ? 0 : blocks_for(CL_N * a->k) + 1)), ROW_THREADS,
+           0, *a);
     return ST_OK;
 }

@@ -1,11 +1,12 @@
-/* One look at the stream y before the boundary's large backward pass, for 4 streams of bf16 on Hopper: the sums over channels that norm and
- * aggregate need in their backward pass, dgain, and dw = dp^T y as far as dp is known without those sums: rows of post and res. (Those of pre are left to
- * the pass, which has y again.)
+/* One look at the stream y before the boundary's large backward pass, for 4 streams of bf16 on Hopper: the sums over
+ * channels that norm and aggregate need in their backward pass, dgain, and dw = dp^T y as far as dp is known without
+ * those sums: rows of post and res. (Those of pre are left to the pass, which has y again.)
  *
- * Blocks side by side own 256 channels of all streams each; a line of C / 256 blocks walks down tiles of 16 tokens, which bulk copies bring into a ring of
- * stages. Every warp first takes one token for the dots, then 64 channels of one stream and all 16 tokens for dw: y is the left operand of
- * mma, transposed on the way from shared memory, and the sums over all tokens of a line stay in registers. Warps never wait for each other, only for stages, which they
- * fill in turn. Sums of lines are added in order afterwards: their number depends on shapes only. */
+ * Blocks side by side own 256 channels of all streams each; a line of C / 256 blocks walks down tiles of 16 tokens,
+ * which bulk copies bring into a ring of stages. Every warp first takes one token for the dots, then 64 channels of one
+ * stream and all 16 tokens for dw: y is the left operand of mma, transposed on the way from shared memory, and the sums
+ * over all tokens of a line stay in registers. Warps never wait for each other, only for stages, which they fill in
+ * turn. Sums of lines are added in order afterwards: their number depends on shapes only. */
 #include "ops/mhc/hopper/mhc_reduce.cuh"
 
 enum {
@@ -43,7 +44,8 @@ struct look {
 
 __device__ __forceinline__ int tile_of(const struct look &a, int j) { return (int)blockIdx.x / a.ranks + j * a.lines; }
 
-static __device__ __forceinline__ void load_tile(const struct look &a, struct look_shared *s, int j, int rank, const CUtensorMap *y, const CUtensorMap *dh)
+static __device__ __forceinline__ void load_tile(const struct look &a, struct look_shared *s, int j, int rank,
+                                                 const CUtensorMap *y, const CUtensorMap *dh)
 {
     int stage = j % STAGES, row = tile_of(a, j) * TOKENS, live = (int)min(a.rows - row, (int64_t)TOKENS);
     uint32_t record = (uint32_t)(live * MHC_RECORD * 4);
@@ -71,7 +73,8 @@ static __device__ __forceinline__ float sum_dots(float (&v)[DOTS], int lane)
 }
 
 /* Values of one token, 8 channels a lane. */
-static __device__ __forceinline__ void make_dots(const struct look &a, const struct look_shared *s, int token, int lane, int stage, int64_t row, int rank, float (&dgain)[8])
+static __device__ __forceinline__ void make_dots(const struct look &a, const struct look_shared *s, int token, int lane,
+                                                 int stage, int64_t row, int rank, float (&dgain)[8])
 {
     const struct look_tile *t = &s->tile[stage];
     const float *record = s->record[stage][token];
@@ -109,7 +112,8 @@ static __device__ __forceinline__ void make_dots(const struct look &a, const str
 }
 
 /* acc [channels of 16][logits of 8] += y^T dp of a tile: high halves of dp, then low ones. */
-static __device__ __forceinline__ void multiply(const struct look_shared *s, int warp, int lane, int stage, float (&acc)[4][TILES][4])
+static __device__ __forceinline__ void multiply(const struct look_shared *s, int warp, int lane, int stage,
+                                                float (&acc)[4][TILES][4])
 {
     uint32_t b[TILES][4]; /* high, of tokens 0-7 and 8-15; low */
     int row = lane % 16, half = lane / 16;
@@ -122,7 +126,8 @@ static __device__ __forceinline__ void multiply(const struct look_shared *s, int
 #pragma unroll
     for (int c = 0; c < 4; c++) {
         uint32_t v[4];
-        load_matrices_t(v, y ^ (uint32_t)c << 5); /* two pieces further: pieces are exchanged by exclusive or, and tiles aligned */
+        /* two pieces further: pieces are exchanged by exclusive or, and tiles aligned */
+        load_matrices_t(v, y ^ (uint32_t)c << 5);
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
             mma_bf16(acc[c][t], v, b[t][0], b[t][1]);
@@ -131,7 +136,8 @@ static __device__ __forceinline__ void multiply(const struct look_shared *s, int
     }
 }
 
-static __device__ __forceinline__ void leave_dgain(const struct look &a, struct look_shared *s, int warp, int lane, int rank, const float (&dgain)[8])
+static __device__ __forceinline__ void leave_dgain(const struct look &a, struct look_shared *s, int warp, int lane,
+                                                   int rank, const float (&dgain)[8])
 {
     float *parts = (float *)s->tile; /* [WARPS][CL_COLS], when all tiles are done with */
     __syncthreads();
@@ -146,7 +152,8 @@ static __device__ __forceinline__ void leave_dgain(const struct look &a, struct 
 }
 
 /* Rows of post and res; those of pre are zeros and left out. */
-static __device__ __forceinline__ void leave_dw(const struct look &a, int warp, int lane, int rank, const float (&acc)[4][TILES][4])
+static __device__ __forceinline__ void leave_dw(const struct look &a, int warp, int lane, int rank,
+                                                const float (&acc)[4][TILES][4])
 {
     int g = lane / 4, q = lane % 4;
     int64_t k = CL_N * a.d, column = warp % CL_N * a.d + rank * CL_COLS + warp / CL_N * 64;
@@ -165,14 +172,17 @@ static __device__ __forceinline__ void leave_dw(const struct look &a, int warp, 
 
 #endif
 
-static __global__ void __launch_bounds__(THREADS, 1) look_at_stream(const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap dh, const __grid_constant__ struct look a)
+static __global__ void __launch_bounds__(THREADS, 1)
+    look_at_stream(const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap dh,
+                   const __grid_constant__ struct look a)
 {
 #if HOPPER_CODE
     DYNAMIC_SHARED(char, shared, 1024);
     struct look_shared *s = (struct look_shared *)shared;
     int rank = (int)blockIdx.x % a.ranks, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     float acc[4][TILES][4] = {}, dgain[8] = {};
-    /* In the last tile, records beyond the last row stay what they were: zeros, or those of an earlier tile; y is zero there. */
+    /* In the last tile, records beyond the last row stay what they were: zeros, or those of an earlier tile; y is zero
+     * there. */
     for (int i = (int)threadIdx.x; i < STAGES * TOKENS * MHC_RECORD; i += THREADS)
         (&s->record[0][0][0])[i] = 0;
     fence_async_proxy();
@@ -212,7 +222,10 @@ static __global__ void __launch_bounds__(THREADS, 1) look_at_stream(const __grid
 #endif
 }
 
-int64_t mhc_reduce_lines(int64_t rows, int64_t d) { return min_i64(max_i64(CL_BLOCKS / (d / CL_COLS), 1), max_i64(ceil_div(rows, TOKENS), 1)); }
+int64_t mhc_reduce_lines(int64_t rows, int64_t d)
+{
+    return min_i64(max_i64(CL_BLOCKS / (d / CL_COLS), 1), max_i64(ceil_div(rows, TOKENS), 1));
+}
 
 int mhc_reduce(struct lane *l, const struct mhc_reduce_args *b)
 {

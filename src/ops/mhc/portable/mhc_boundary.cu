@@ -1,9 +1,9 @@
 /* The boundary between two sublayers; see mhc.h. Forward: combine with the root mean square of what it
- * stores; projection; gates and Sinkhorn; aggregate with norm. Backward: the sums of norm and aggregate; coefficients; then in
- * one pass the whole gradient of the stream and combine's backward. Projections are library products.
+ * stores; projection; gates and Sinkhorn; aggregate with norm. Backward: the sums of norm and aggregate; coefficients;
+ * then in one pass the whole gradient of the stream and combine's backward. Projections are library products.
  *
- * On Hopper 4 streams of a multiple of 256 aligned bf16 channels have the projection and its backward inside large passes
- * (../hopper); mhc_path.c decides. */
+ * On Hopper 4 streams of a multiple of 256 aligned bf16 channels have the projection and its backward inside large
+ * passes (../hopper); mhc_path.c decides. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 #include "ops/gemm/gemm.h"
 
@@ -14,14 +14,22 @@ static struct tensor strided_2d(void *data, enum dtype t, int64_t rows, int64_t 
     return v;
 }
 
-/* ---- which kernels ------------------------------------------------------------------------------------------------ */
+/* ---- which kernels --------------------------------------------------------------------------- */
 
-static bool no_gaps(const struct tensor *t) { return t->data == NULL || (t->stride[0] == t->dim[1] && pointer16(t->data)); }
+static bool no_gaps(const struct tensor *t)
+{
+    return t->data == NULL || (t->stride[0] == t->dim[1] && pointer16(t->data));
+}
 
 struct mhc_shape mhc_shape_of(const struct mhc_rule *r, const struct tensor *stream, bool aligned, bool closes)
 {
-    struct mhc_shape s = {.kernels = r->kernels, .real = stream->dtype, .streams = r->streams,
-        .channels = stream->dim[1] / r->streams, .aligned = aligned, .w_aligned = aligned, .closes = closes};
+    struct mhc_shape s = {.kernels = r->kernels,
+                          .real = stream->dtype,
+                          .streams = r->streams,
+                          .channels = stream->dim[1] / r->streams,
+                          .aligned = aligned,
+                          .w_aligned = aligned,
+                          .closes = closes};
     return s;
 }
 
@@ -36,8 +44,9 @@ int mhc_path_on(struct lane *l, const struct mhc_shape *s, struct mhc_choice *ou
 
 static int path_fwd(struct lane *l, const struct mhc_boundary_fwd_args *a, enum mhc_path *path)
 {
-    bool aligned = no_gaps(&a->x) && no_gaps(&a->y) && no_gaps(&a->coef_in) && absent_or_aligned16(&a->f) && absent_or_aligned16(&a->h) && aligned16(&a->coef) &&
-                   pointer16(a->bias.data) && pointer16(a->gain.data);
+    bool aligned = no_gaps(&a->x) && no_gaps(&a->y) && no_gaps(&a->coef_in) && absent_or_aligned16(&a->f) &&
+                   absent_or_aligned16(&a->h) && aligned16(&a->coef) && pointer16(a->bias.data) &&
+                   pointer16(a->gain.data);
     struct mhc_shape s = mhc_shape_of(&a->rule, &a->x, aligned, present(&a->f));
     struct mhc_choice c = {};
     s.maps = present(&a->h) && !a->reuse;
@@ -49,8 +58,9 @@ static int path_fwd(struct lane *l, const struct mhc_boundary_fwd_args *a, enum 
 /* A gradient of the bias is summed by the separate kernels only. */
 static int path_bwd(struct lane *l, const struct mhc_boundary_bwd_args *a, enum mhc_path *path)
 {
-    bool aligned = no_gaps(&a->coef_in) && absent_or_aligned16(&a->x) && absent_or_aligned16(&a->dy) && absent_or_aligned16(&a->f) && aligned16(&a->dh) &&
-                   aligned16(&a->y) && aligned16(&a->dx) && absent_or_aligned16(&a->df) && aligned16(&a->dz) && absent_or_aligned16(&a->dcoef_in) &&
+    bool aligned = no_gaps(&a->coef_in) && absent_or_aligned16(&a->x) && absent_or_aligned16(&a->dy) &&
+                   absent_or_aligned16(&a->f) && aligned16(&a->dh) && aligned16(&a->y) && aligned16(&a->dx) &&
+                   absent_or_aligned16(&a->df) && aligned16(&a->dz) && absent_or_aligned16(&a->dcoef_in) &&
                    aligned16(&a->coef) && pointer16(a->bias.data) && pointer16(a->gain.data);
     struct mhc_shape s = mhc_shape_of(&a->rule, &a->dx, aligned, present(&a->f) && !present(&a->dbias));
     struct mhc_choice c = {};
@@ -58,10 +68,11 @@ static int path_bwd(struct lane *l, const struct mhc_boundary_bwd_args *a, enum 
     *path = c.path;
     return ST_OK;
 }
-/* For sizes of scratch, which are asked for before tensors have places and a device is known: would a Hopper GPU take its passes, if all is aligned? */
+/* For sizes of scratch, which are asked for before tensors have places and a device is known: would a Hopper GPU take
+ * its passes, if all is aligned? */
 static bool may_pass(const struct mhc_shape *s) { return mhc_path_of(s, &mhc_some_hopper).path == MHC_PATH_PASS; }
 
-/* ---- forward ------------------------------------------------------------------------------------------------------ */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /* bf16: the halves of w and the product with them, [rows, 2 padded]. fp32 needs nothing: the product goes to stat. */
 struct fwd_work {
@@ -110,7 +121,8 @@ static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b,
     a.post_stride = a.res_stride = b->coef_in.stride[0];
     a.profile_d = b->rule.profile == MHC_D;
     a.drop = drop_rule_of(&b->drop);
-    bool aligned = path != MHC_PATH_PLAIN && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->y) && pointer16(a.bias);
+    bool aligned =
+        path != MHC_PATH_PLAIN && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->y) && pointer16(a.bias);
     return mhc_combine_rows(l, &a, b->x.dtype, aligned);
 }
 
@@ -138,9 +150,11 @@ struct coef_args mhc_boundary_coef(const struct mhc_boundary_fwd_args *b)
     return a;
 }
 
-static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, const struct fwd_work *w)
+static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream,
+                             const struct fwd_work *w)
 {
-    int64_t n = b->rule.streams, logits = mhc_logits(n), padded = split_rows(logits), rows = stream->dim[0], k = stream->dim[1];
+    int64_t n = b->rule.streams, logits = mhc_logits(n), padded = split_rows(logits), rows = stream->dim[0],
+            k = stream->dim[1];
     struct gemm_args g = {};
     struct coef_args a = mhc_boundary_coef(b);
     float *stat = floats(&b->stat);
@@ -166,23 +180,34 @@ static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args 
 }
 
 /* given: stat has 1 / rms. */
-static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, enum mhc_path path, bool given)
+static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream,
+                         enum mhc_path path, bool given)
 {
     int64_t n = b->rule.streams;
-    struct aggregate_args a = {.x = view_of(stream), .out = view_of(&b->h), .gain = floats(&b->gain),
-        .rstd = floats(&b->stat) + mhc_logits(n) + 1, .rstd_stride = b->stat.stride[0], .rows = stream->dim[0],
-        .d = stream->dim[1] / n, .one = b->zero_centered ? 1.0f : 0.0f, .eps = (float)b->eps, .n = (int)n, .norm = true,
-        .given = given};
+    struct aggregate_args a = {.x = view_of(stream),
+                               .out = view_of(&b->h),
+                               .gain = floats(&b->gain),
+                               .rstd = floats(&b->stat) + mhc_logits(n) + 1,
+                               .rstd_stride = b->stat.stride[0],
+                               .rows = stream->dim[0],
+                               .d = stream->dim[1] / n,
+                               .one = b->zero_centered ? 1.0f : 0.0f,
+                               .eps = (float)b->eps,
+                               .n = (int)n,
+                               .norm = true,
+                               .given = given};
     a.weight.pre = floats(&b->coef);
     a.weight.pre_stride = b->coef.stride[0];
-    return mhc_aggregate_rows(l, &a, stream->dtype, path != MHC_PATH_PLAIN && aligned16(stream) && aligned16(&b->h) && pointer16(a.gain));
+    return mhc_aggregate_rows(l, &a, stream->dtype,
+                              path != MHC_PATH_PLAIN && aligned16(stream) && aligned16(&b->h) && pointer16(a.gain));
 }
 
 extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_fwd_args *a)
 {
     struct fwd_work w;
     TRY(mhc_boundary_fwd_check(a, l->err));
-    TRY(check_work("mhc_boundary_fwd", &a->work, mhc_is_first_fwd(a) ? mhc_first_fwd_bytes(a) : divide_fwd(a, &w), l->err));
+    TRY(check_work("mhc_boundary_fwd", &a->work, mhc_is_first_fwd(a) ? mhc_first_fwd_bytes(a) : divide_fwd(a, &w),
+                   l->err));
     if (a->x.dim[0] == 0 || a->x.dim[1] == 0)
         return ST_OK;
     if (mhc_is_first_fwd(a))
@@ -205,7 +230,7 @@ extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_f
     return open_sublayer(l, a, stream, path, a->reuse);
 }
 
-/* ---- backward ----------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 enum { GW_ROWS = 2048 };
 struct bwd_work {
@@ -226,7 +251,8 @@ static bool bwd_may_pass(const struct mhc_boundary_bwd_args *a)
 static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work *w)
 {
     struct carve c = {(char *)a->work.data, 0};
-    int64_t rows = a->dx.dim[0], k = a->dx.dim[1], n = a->rule.streams, d = k / n, logits = mhc_logits(n), padded = split_rows(logits);
+    int64_t rows = a->dx.dim[0], k = a->dx.dim[1], n = a->rule.streams, d = k / n, logits = mhc_logits(n),
+            padded = split_rows(logits);
     int64_t blocks = mhc_row_blocks(rows, d, a->dx.dtype);
     *w = {};
     if (a->dx.dtype == DT_BF16) {
@@ -235,7 +261,8 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
     } else {
         w->dp = carve_floats(&c, rows * logits);
     }
-    w->gw_rows = bwd_may_pass(a) ? min_i64(rows, GW_ROWS) : rows; /* in pieces, where Hopper's pass would do without it */
+    /* in pieces, where Hopper's pass would do without it */
+    w->gw_rows = bwd_may_pass(a) ? min_i64(rows, GW_ROWS) : rows;
     w->gw = carve_bytes(&c, w->gw_rows * split_stride(k) * (int64_t)dtype_bytes(a->dx.dtype));
     w->m = carve_floats(&c, rows);
     w->row_scale = carve_floats(&c, rows);
@@ -260,7 +287,10 @@ extern "C" int64_t mhc_boundary_bwd_work_cuda(const struct mhc_boundary_bwd_args
 }
 
 /* The passes multiply y by dp while they have it. */
-extern "C" bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a) { return (mhc_is_first_bwd(a) || bwd_may_pass(a)) && a->dx.dim[0] > 0; }
+extern "C" bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a)
+{
+    return (mhc_is_first_bwd(a) || bwd_may_pass(a)) && a->dx.dim[0] > 0;
+}
 
 /* Whether the pass will run is not known before its tensors are: if not, what is ready is not used. */
 extern "C" int64_t mhc_boundary_prepare_bytes_cuda(const struct mhc_boundary_bwd_args *a)
@@ -277,12 +307,18 @@ extern "C" int mhc_boundary_prepare_cuda(struct lane *l, const struct mhc_bounda
 }
 
 /* Where they do not run: products from dz. */
-static struct outer_args outer_args_of(const struct tensor *dz, const struct tensor *stat, const struct tensor *a_pre, const struct tensor *a_post, const struct tensor *a_res,
+static struct outer_args outer_args_of(const struct tensor *dz, const struct tensor *stat, const struct tensor *a_pre,
+                                       const struct tensor *a_post, const struct tensor *a_res,
                                        const struct mhc_rule *r)
 {
-    struct outer_args o = {.dp = floats(dz), .rho = floats(stat) + mhc_logits(r->streams), .a_pre = floats(a_pre),
-        .a_post = floats(a_post), .a_res = floats(a_res), .dp_stride = dz->stride[0], .rho_stride = stat->stride[0],
-        .streams = (int)r->streams};
+    struct outer_args o = {.dp = floats(dz),
+                           .rho = floats(stat) + mhc_logits(r->streams),
+                           .a_pre = floats(a_pre),
+                           .a_post = floats(a_post),
+                           .a_res = floats(a_res),
+                           .dp_stride = dz->stride[0],
+                           .rho_stride = stat->stride[0],
+                           .streams = (int)r->streams};
     return o;
 }
 static int make_products(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w)
@@ -298,26 +334,48 @@ static int make_products(struct lane *l, const struct mhc_boundary_bwd_args *b, 
 }
 
 /* dpre and m of every row, dgain. */
-static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w, enum mhc_path path)
+static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w,
+                        enum mhc_path path)
 {
     int64_t n = b->rule.streams;
     enum dtype real = b->dx.dtype;
-    struct norm_bwd_args a = {.dh = view_of(&b->dh), .y = view_of(&b->y), .pre = floats(&b->coef),
-        .rstd = floats(&b->stat) + mhc_logits(n) + 1, .gain = floats(&b->gain), .pre_stride = b->coef.stride[0],
-        .rstd_stride = b->stat.stride[0], .dpre = w->dpre, .m = w->m, .dgain = present(&b->dgain) ? w->dgain : NULL,
-        .rows = b->dx.dim[0], .d = b->dx.dim[1] / n, .one = b->zero_centered ? 1.0f : 0.0f, .n = (int)n};
+    struct norm_bwd_args a = {.dh = view_of(&b->dh),
+                              .y = view_of(&b->y),
+                              .pre = floats(&b->coef),
+                              .rstd = floats(&b->stat) + mhc_logits(n) + 1,
+                              .gain = floats(&b->gain),
+                              .pre_stride = b->coef.stride[0],
+                              .rstd_stride = b->stat.stride[0],
+                              .dpre = w->dpre,
+                              .m = w->m,
+                              .dgain = present(&b->dgain) ? w->dgain : NULL,
+                              .rows = b->dx.dim[0],
+                              .d = b->dx.dim[1] / n,
+                              .one = b->zero_centered ? 1.0f : 0.0f,
+                              .n = (int)n};
     a.rows_per_block = mhc_rows_per_block(a.rows, a.d, real);
-    TRY(mhc_norm_bwd_rows(l, &a, real, path != MHC_PATH_PLAIN && aligned16(&b->dh) && aligned16(&b->y) && pointer16(a.gain) && pointer16(a.dgain)));
-    return a.dgain == NULL ? ST_OK : add_partials(l, a.dgain, mhc_row_blocks(a.rows, a.d, real), a.d, floats(&b->dgain), a.d, 0, b->acc_dgain);
+    TRY(mhc_norm_bwd_rows(l, &a, real,
+                          path != MHC_PATH_PLAIN && aligned16(&b->dh) && aligned16(&b->y) && pointer16(a.gain) &&
+                              pointer16(a.dgain)));
+    return a.dgain == NULL ? ST_OK
+                           : add_partials(l, a.dgain, mhc_row_blocks(a.rows, a.d, real), a.d, floats(&b->dgain), a.d, 0,
+                                          b->acc_dgain);
 }
 
-/* Arguments of boundary and coefficients, both as the op has them; dpre: that part of pre's gradient which comes through h, without gaps. */
+/* Arguments of boundary and coefficients, both as the op has them; dpre: that part of pre's gradient which comes
+ * through h, without gaps. */
 struct coef_bwd_args mhc_boundary_coef_bwd(const struct mhc_boundary_bwd_args *b, const float *dpre, float *dp)
 {
     int64_t n = b->rule.streams, logits = mhc_logits(n);
-    struct coef_bwd_args a = {.p = floats(&b->stat), .a_pre = floats(&b->a_pre), .a_post = floats(&b->a_post),
-        .a_res = floats(&b->a_res), .beta = floats(&b->beta), .dpre = dpre, .p_stride = b->stat.stride[0],
-        .rho_stride = b->stat.stride[0], .dpre_stride = n};
+    struct coef_bwd_args a = {.p = floats(&b->stat),
+                              .a_pre = floats(&b->a_pre),
+                              .a_post = floats(&b->a_post),
+                              .a_res = floats(&b->a_res),
+                              .beta = floats(&b->beta),
+                              .dpre = dpre,
+                              .p_stride = b->stat.stride[0],
+                              .rho_stride = b->stat.stride[0],
+                              .dpre_stride = n};
     a.rho = a.p + logits;
     if (present(&b->dcoef)) {
         a.dpre2 = floats(&b->dcoef);
@@ -349,7 +407,8 @@ static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_ar
 }
 
 /* gw of rows first to first + count. */
-static int make_gw(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w, int64_t first, int64_t count)
+static int make_gw(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w, int64_t first,
+                   int64_t count)
 {
     int64_t logits = mhc_logits(b->rule.streams), padded = split_rows(logits), k = b->dx.dim[1];
     struct gemm_args g = {};
@@ -369,15 +428,28 @@ static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const s
 {
     int64_t n = b->rule.streams, k = b->dx.dim[1];
     enum dtype real = b->dx.dtype;
-    struct mix_bwd_args a = {.dy = view_of(&b->dy), .dx = view_of(&b->dx), .dh = view_of(&b->dh), .y = view_of(&b->y),
-        .pre = floats(&b->coef), .rstd = floats(&b->stat) + mhc_logits(n) + 1, .gain = floats(&b->gain), .m = w->m,
-        .row_scale = w->row_scale, .pre_stride = b->coef.stride[0], .rstd_stride = b->stat.stride[0],
-        .rows = b->dx.dim[0], .d = k / n, .one = b->zero_centered ? 1.0f : 0.0f, .n = (int)n,
-        .profile_d = b->rule.profile == MHC_D, .opens = true};
+    struct mix_bwd_args a = {.dy = view_of(&b->dy),
+                             .dx = view_of(&b->dx),
+                             .dh = view_of(&b->dh),
+                             .y = view_of(&b->y),
+                             .pre = floats(&b->coef),
+                             .rstd = floats(&b->stat) + mhc_logits(n) + 1,
+                             .gain = floats(&b->gain),
+                             .m = w->m,
+                             .row_scale = w->row_scale,
+                             .pre_stride = b->coef.stride[0],
+                             .rstd_stride = b->stat.stride[0],
+                             .rows = b->dx.dim[0],
+                             .d = k / n,
+                             .one = b->zero_centered ? 1.0f : 0.0f,
+                             .n = (int)n,
+                             .profile_d = b->rule.profile == MHC_D,
+                             .opens = true};
     a.gw.data = w->gw;
     a.gw.stride = split_stride(k);
     a.rows_per_block = mhc_rows_per_block(a.rows, a.d, real);
-    bool aligned = path != MHC_PATH_PLAIN && absent_or_aligned16(&b->dy) && aligned16(&b->dx) && aligned16(&b->dh) && aligned16(&b->y) && pointer16(w->gw) && pointer16(a.gain);
+    bool aligned = path != MHC_PATH_PLAIN && absent_or_aligned16(&b->dy) && aligned16(&b->dx) && aligned16(&b->dh) &&
+                   aligned16(&b->y) && pointer16(w->gw) && pointer16(a.gain);
     if (present(&b->f)) {
         float *dcoef = floats(&b->dcoef_in);
         a.closes = true;
@@ -394,7 +466,8 @@ static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const s
         a.dpre_stride = a.dpost_stride = a.dres_stride = b->dcoef_in.stride[0];
         a.dbias = present(&b->dbias) ? w->dbias : NULL;
         a.drop = drop_rule_of(&b->drop);
-        aligned = aligned && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->df) && pointer16(a.bias) && pointer16(a.dbias);
+        aligned = aligned && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->df) && pointer16(a.bias) &&
+                  pointer16(a.dbias);
     }
     if (w->halves != NULL)
         TRY(mhc_split_matrix(l, &b->w, w->halves, 3));
@@ -405,14 +478,17 @@ static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const s
         TRY(make_gw(l, b, w, first, a.rows - first));
         TRY(mhc_mix_bwd_rows(l, &a, real, aligned));
     }
-    return a.dbias == NULL ? ST_OK : add_partials(l, a.dbias, mhc_row_blocks(rows, a.d, real), a.d, floats(&b->dbias), a.d, 0, b->acc_dbias);
+    return a.dbias == NULL ? ST_OK
+                           : add_partials(l, a.dbias, mhc_row_blocks(rows, a.d, real), a.d, floats(&b->dbias), a.d, 0,
+                                          b->acc_dbias);
 }
 
 extern "C" int mhc_boundary_bwd_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a)
 {
     struct bwd_work w;
     TRY(mhc_boundary_bwd_check(a, l->err));
-    TRY(check_work("mhc_boundary_bwd", &a->work, mhc_is_first_bwd(a) ? mhc_first_bwd_bytes(a) : divide_bwd(a, &w), l->err));
+    TRY(check_work("mhc_boundary_bwd", &a->work, mhc_is_first_bwd(a) ? mhc_first_bwd_bytes(a) : divide_bwd(a, &w),
+                   l->err));
     if (mhc_is_first_bwd(a))
         return mhc_first_bwd(l, a);
     divide_bwd(a, &w);
@@ -426,7 +502,7 @@ extern "C" int mhc_boundary_bwd_cuda(struct lane *l, const struct mhc_boundary_b
     return present(&a->products) ? make_products(l, a, &w) : ST_OK;
 }
 
-/* ---- gradients of the mapping's parameters -------------------------------------------------------------------------- */
+/* ---- gradients of the mapping's parameters --------------------------------------------------- */
 
 static int64_t divide_dw(const struct mhc_boundary_dw_args *a, void **outer, float **partial)
 {
@@ -450,10 +526,18 @@ extern "C" int64_t mhc_boundary_dw_work_cuda(const struct mhc_boundary_dw_args *
 
 static int add_given(struct lane *l, const struct mhc_boundary_dw_args *a)
 {
-    struct add_products_args s = {.products = floats(&a->products), .dw = floats(&a->dw),
-        .da_pre = floats(&a->da_pre), .da_post = floats(&a->da_post), .da_res = floats(&a->da_res),
-        .dbeta = floats(&a->dbeta), .k = a->dw.dim[1], .products_stride = a->products.stride[0],
-        .dw_stride = a->dw.stride[0], .n = (int)a->rule.streams, .add = mhc_boundary_adds(a), .add_dw = a->acc_dw};
+    struct add_products_args s = {.products = floats(&a->products),
+                                  .dw = floats(&a->dw),
+                                  .da_pre = floats(&a->da_pre),
+                                  .da_post = floats(&a->da_post),
+                                  .da_res = floats(&a->da_res),
+                                  .dbeta = floats(&a->dbeta),
+                                  .k = a->dw.dim[1],
+                                  .products_stride = a->products.stride[0],
+                                  .dw_stride = a->dw.stride[0],
+                                  .n = (int)a->rule.streams,
+                                  .add = mhc_boundary_adds(a),
+                                  .add_dw = a->acc_dw};
     return mhc_add_products(l, &s);
 }
 

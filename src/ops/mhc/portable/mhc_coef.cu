@@ -1,5 +1,6 @@
-/* Gates, Sinkhorn and their gradients: one thread per row, everything in registers for 4 streams, but for the divisors of Sinkhorn's iterations, which its gradient keeps in
- * local memory (1 KB a thread: a register cannot be chosen by a loop's counter). Copies for any number of streams have their arrays there. */
+/* Gates, Sinkhorn and their gradients: one thread per row, everything in registers for 4 streams, but for the divisors
+ * of Sinkhorn's iterations, which its gradient keeps in local memory (1 KB a thread: a register cannot be chosen by a
+ * loop's counter). Copies for any number of streams have their arrays there. */
 #include "ops/mhc/portable/mhc_sinkhorn.cuh"
 
 /* The primitives of the gates for 4 streams of aligned rows: mhc_gates.cu. */
@@ -8,7 +9,7 @@ int mhc_gates_fwd(struct lane *l, const struct mhc_gates_fwd_args *g);
 bool mhc_gates_bwd_can(const struct mhc_gates_bwd_args *g);
 int mhc_gates_bwd(struct lane *l, const struct mhc_gates_bwd_args *g);
 
-/* ---- forward --------------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 template <int N> static __global__ void coefficients(struct coef_args a)
 {
@@ -28,7 +29,8 @@ template <int N> static __global__ void coefficients(struct coef_args a)
             stat[k] = p;
         float z = q * p * scale[k < n ? 0 : k < 2 * n ? 1 : 2] + a.beta[k];
         if (k < n)
-            a.pre[row * a.pre_stride + k] = maybe_bf16(a.round_bf16, precise_sigmoid(z) + (a.profile_d ? (float)MHC_EPS : 0.0f));
+            a.pre[row * a.pre_stride + k] =
+                maybe_bf16(a.round_bf16, precise_sigmoid(z) + (a.profile_d ? (float)MHC_EPS : 0.0f));
         else if (k < 2 * n)
             a.post[row * a.post_stride + k - n] = maybe_bf16(a.round_bf16, 2 * precise_sigmoid(z));
         else
@@ -85,7 +87,9 @@ extern "C" int mhc_gates_fwd_cuda(struct lane *l, const struct mhc_gates_fwd_arg
     return mhc_coefficients(l, &a);
 }
 
-template <int N> static __global__ void sinkhorn_rows(const float *logits, int64_t in_stride, float *res, int64_t out_stride, int64_t rows, int n_, int iterations, bool d, bool round_bf16)
+template <int N>
+static __global__ void sinkhorn_rows(const float *logits, int64_t in_stride, float *res, int64_t out_stride,
+                                     int64_t rows, int n_, int iterations, bool d, bool round_bf16)
 {
     int64_t row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     int n = streams<N>::count(n_);
@@ -108,17 +112,20 @@ extern "C" int mhc_sinkhorn_fwd_cuda(struct lane *l, const struct mhc_sinkhorn_f
     unsigned grid = (unsigned)ceil_div(rows, 128);
     bool d = a->rule.profile == MHC_D;
     if (a->rule.streams == 4)
-        LAUNCH(l, sinkhorn_rows<4>, grid, 128, 0, floats(&a->logits), a->logits.stride[0], floats(&a->res), a->res.stride[0],
-               rows, 4, (int)a->rule.iterations, d, a->rule.round_bf16);
+        LAUNCH(l, sinkhorn_rows<4>, grid, 128, 0, floats(&a->logits), a->logits.stride[0], floats(&a->res),
+               a->res.stride[0], rows, 4, (int)a->rule.iterations, d, a->rule.round_bf16);
     else
-        LAUNCH(l, sinkhorn_rows<0>, grid, 128, 0, floats(&a->logits), a->logits.stride[0], floats(&a->res), a->res.stride[0],
-               rows, (int)a->rule.streams, (int)a->rule.iterations, d, a->rule.round_bf16);
+        LAUNCH(l, sinkhorn_rows<0>, grid, 128, 0, floats(&a->logits), a->logits.stride[0], floats(&a->res),
+               a->res.stride[0], rows, (int)a->rule.streams, (int)a->rule.iterations, d, a->rule.round_bf16);
     return ST_OK;
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
-template <int N> static __global__ void sinkhorn_bwd_rows(const float *dres, int64_t g_stride, const float *logits, int64_t in_stride, float *dlogits, int64_t out_stride, int64_t rows, int n_, int iterations, bool d)
+template <int N>
+static __global__ void sinkhorn_bwd_rows(const float *dres, int64_t g_stride, const float *logits, int64_t in_stride,
+                                         float *dlogits, int64_t out_stride, int64_t rows, int n_, int iterations,
+                                         bool d)
 {
     constexpr int MAX = streams<N>::MAX;
     int64_t row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -148,7 +155,8 @@ extern "C" int mhc_sinkhorn_bwd_cuda(struct lane *l, const struct mhc_sinkhorn_b
                a->logits.stride[0], floats(&a->dlogits), a->dlogits.stride[0], rows, 4, (int)a->rule.iterations, d);
     else
         LAUNCH(l, sinkhorn_bwd_rows<0>, grid, 64, 0, floats(&a->dres), a->dres.stride[0], floats(&a->logits),
-               a->logits.stride[0], floats(&a->dlogits), a->dlogits.stride[0], rows, (int)a->rule.streams, (int)a->rule.iterations, d);
+               a->logits.stride[0], floats(&a->dlogits), a->dlogits.stride[0], rows, (int)a->rule.streams,
+               (int)a->rule.iterations, d);
     return ST_OK;
 }
 
@@ -180,7 +188,8 @@ template <int N> static __global__ void coefficients_bwd(struct coef_bwd_args a)
         if (k < 2 * n) {
             float s = precise_sigmoid(q * p[k] * by + a.beta[k]), up = 0;
             if (k < n)
-                up = (a.dpre == NULL ? 0.0f : a.dpre[row * a.dpre_stride + k]) + (a.dpre2 == NULL ? 0.0f : a.dpre2[row * a.dpre2_stride + k]);
+                up = (a.dpre == NULL ? 0.0f : a.dpre[row * a.dpre_stride + k]) +
+                     (a.dpre2 == NULL ? 0.0f : a.dpre2[row * a.dpre2_stride + k]);
             else
                 up = a.dpost == NULL ? 0.0f : 2 * a.dpost[row * a.dpost_stride + k - n];
             dz = up * s * (1 - s);
@@ -219,13 +228,14 @@ int mhc_coefficients_bwd(struct lane *l, const struct coef_bwd_args *a)
     return ST_OK;
 }
 
-/* ---- gradients of alphas and beta ---------------------------------------------------------------------------------- */
+/* ---- gradients of alphas and beta ------------------------------------------------------------ */
 
 /* A lane per logit; the warps of a block take its rows in turn. */
 static __global__ void __launch_bounds__(256) param_sums(const __grid_constant__ struct param_sum_args a)
 {
     __shared__ float parts[2][8][32];
-    int logits = a.n * a.n + 2 * a.n, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, k = (int)blockIdx.x * 32 + lane;
+    int logits = a.n * a.n + 2 * a.n, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32,
+        k = (int)blockIdx.x * 32 + lane;
     int64_t first = (int64_t)blockIdx.y * a.rows_per_block, end = min(first + a.rows_per_block, a.rows);
     float beta = 0, alpha = 0;
 #pragma unroll 4
@@ -246,7 +256,8 @@ static __global__ void __launch_bounds__(256) param_sums(const __grid_constant__
 }
 
 /* The alphas from their sums by logits. */
-template <typename T> static __device__ void sum_logits(const T *by_logit, int n, float *da_pre, float *da_post, float *da_res, bool add)
+template <typename T>
+static __device__ void sum_logits(const T *by_logit, int n, float *da_pre, float *da_post, float *da_res, bool add)
 {
     int group = (int)threadIdx.x, from = group * n, to = group < 2 ? from + n : n * n + 2 * n;
     if (group > 2)
@@ -302,7 +313,8 @@ static __global__ void __launch_bounds__(ADD_THREADS) add_products(const __grid_
         sum_logits(sums + logits, a.n, a.da_pre, a.da_post, a.da_res, a.add);
         return;
     }
-    int64_t per_row = (a.k + 4 * ADD_THREADS - 1) / (4 * ADD_THREADS), i = (blockIdx.x - 1) / per_row, first = (blockIdx.x - 1) % per_row * 4 * ADD_THREADS + threadIdx.x;
+    int64_t per_row = (a.k + 4 * ADD_THREADS - 1) / (4 * ADD_THREADS), i = (blockIdx.x - 1) / per_row,
+            first = (blockIdx.x - 1) % per_row * 4 * ADD_THREADS + threadIdx.x;
     const float *from = a.products + i * a.products_stride;
     float *to = a.dw + i * a.dw_stride;
 #pragma unroll
@@ -329,14 +341,21 @@ int mhc_param_sums(struct lane *l, struct param_sum_args *a)
     return ST_OK;
 }
 
-/* The primitive has no scratch for partial sums: a block per sum, over all rows. Blocks 0 to N - 1 are dbeta, the last three
- * the alphas, which are sums over logits too. */
+/* The primitive has no scratch for partial sums: a block per sum, over all rows. Blocks 0 to N - 1 are dbeta, the last
+ * three the alphas, which are sums over logits too. */
 static __global__ void __launch_bounds__(256) gate_param_sums(const __grid_constant__ struct param_sum_args a)
 {
     __shared__ double parts[256];
     int logits = a.n * a.n + 2 * a.n, sum = (int)blockIdx.x, group = sum - logits;
     bool beta = sum < logits;
-    int from = beta ? sum : group == 0 ? 0 : group == 1 ? a.n : 2 * a.n, to = beta ? sum + 1 : group == 0 ? a.n : group == 1 ? 2 * a.n : logits;
+    int from = beta         ? sum
+               : group == 0 ? 0
+               : group == 1 ? a.n
+                            : 2 * a.n,
+        to = beta         ? sum + 1
+             : group == 0 ? a.n
+             : group == 1 ? 2 * a.n
+                          : logits;
     double mine = 0;
     for (int k = from; k < to; k++) {
         float by = k < a.n ? *a.a_pre : k < 2 * a.n ? *a.a_post : *a.a_res;
@@ -362,21 +381,52 @@ extern "C" int mhc_gates_bwd_cuda(struct lane *l, const struct mhc_gates_bwd_arg
     TRY(mhc_gates_bwd_check(g, l->err));
     if (mhc_gates_bwd_can(g))
         return mhc_gates_bwd(l, g);
-    struct coef_bwd_args a = {.p = floats(&g->p), .rho = floats(&g->rho), .a_pre = floats(&g->a_pre),
-        .a_post = floats(&g->a_post), .a_res = floats(&g->a_res), .beta = floats(&g->beta), .dpre = floats(&g->dpre),
-        .dpost = floats(&g->dpost), .dres = floats(&g->dlogits), .p_stride = g->p.stride[0],
-        .rho_stride = g->rho.stride[0], .dpre_stride = g->dpre.stride[0], .dpost_stride = g->dpost.stride[0],
-        .dres_stride = g->dlogits.stride[0], .dz = floats(&g->dz), .dp = floats(&g->dp), .drho = floats(&g->drho),
-        .dz_stride = g->dz.stride[0], .dp_stride = g->dp.stride[0], .drho_stride = g->drho.stride[0],
-        .rows = g->p.dim[0], .n = (int)g->rule.streams};
+    struct coef_bwd_args a = {.p = floats(&g->p),
+                              .rho = floats(&g->rho),
+                              .a_pre = floats(&g->a_pre),
+                              .a_post = floats(&g->a_post),
+                              .a_res = floats(&g->a_res),
+                              .beta = floats(&g->beta),
+                              .dpre = floats(&g->dpre),
+                              .dpost = floats(&g->dpost),
+                              .dres = floats(&g->dlogits),
+                              .p_stride = g->p.stride[0],
+                              .rho_stride = g->rho.stride[0],
+                              .dpre_stride = g->dpre.stride[0],
+                              .dpost_stride = g->dpost.stride[0],
+                              .dres_stride = g->dlogits.stride[0],
+                              .dz = floats(&g->dz),
+                              .dp = floats(&g->dp),
+                              .drho = floats(&g->drho),
+                              .dz_stride = g->dz.stride[0],
+                              .dp_stride = g->dp.stride[0],
+                              .drho_stride = g->drho.stride[0],
+                              .rows = g->p.dim[0],
+                              .n = (int)g->rule.streams};
     TRY(mhc_coefficients_bwd(l, &a));
     if (!present(&g->dbeta))
         return ST_OK;
-    struct param_sum_args s = {.p = a.p, .rho = a.rho, .p_stride = a.p_stride, .rho_stride = a.rho_stride,
-        .a_pre = a.a_pre, .a_post = a.a_post, .a_res = a.a_res, .beta = a.beta, .dpre = a.dpre, .dpost = a.dpost,
-        .dlogits = a.dres, .dpre_stride = a.dpre_stride, .dpost_stride = a.dpost_stride,
-        .dlogits_stride = a.dres_stride, .da_pre = floats(&g->da_pre), .da_post = floats(&g->da_post),
-        .da_res = floats(&g->da_res), .dbeta = floats(&g->dbeta), .rows = a.rows, .n = a.n, .add = g->acc_dbeta};
+    struct param_sum_args s = {.p = a.p,
+                               .rho = a.rho,
+                               .p_stride = a.p_stride,
+                               .rho_stride = a.rho_stride,
+                               .a_pre = a.a_pre,
+                               .a_post = a.a_post,
+                               .a_res = a.a_res,
+                               .beta = a.beta,
+                               .dpre = a.dpre,
+                               .dpost = a.dpost,
+                               .dlogits = a.dres,
+                               .dpre_stride = a.dpre_stride,
+                               .dpost_stride = a.dpost_stride,
+                               .dlogits_stride = a.dres_stride,
+                               .da_pre = floats(&g->da_pre),
+                               .da_post = floats(&g->da_post),
+                               .da_res = floats(&g->da_res),
+                               .dbeta = floats(&g->dbeta),
+                               .rows = a.rows,
+                               .n = a.n,
+                               .add = g->acc_dbeta};
     LAUNCH(l, gate_param_sums, (unsigned)mhc_logits(g->rule.streams) + 3, 256, 0, s);
     return ST_OK;
 }

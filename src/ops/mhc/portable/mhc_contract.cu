@@ -1,12 +1,12 @@
-/* n streams to one: the mean, or profile D's learned gates; see mhc.h. The gates need n products of length K per row: a block
- * takes a few rows at once, so that the matrix is read from the cache less often. */
+/* n streams to one: the mean, or profile D's learned gates; see mhc.h. The gates need n products of length K per row: a
+ * block takes a few rows at once, so that the matrix is read from the cache less often. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 
 template <int N> struct tile {
     static constexpr int ROWS = N > 0 ? 4 : 1; /* rows a block takes */
 };
 
-/* ---- forward ------------------------------------------------------------------------------------------------------ */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 struct gate_args {
     struct view x, w, m, rstd;
@@ -16,7 +16,8 @@ struct gate_args {
 };
 
 /* m and rstd of ROWS rows. */
-template <typename T, int N, int VEC> static __global__ void __launch_bounds__(MHC_THREADS) gate_rows(const __grid_constant__ struct gate_args a)
+template <typename T, int N, int VEC>
+static __global__ void __launch_bounds__(MHC_THREADS) gate_rows(const __grid_constant__ struct gate_args a)
 {
     constexpr int ROWS = tile<N>::ROWS, MAX = streams<N>::MAX, SUMS = ROWS * (MAX + 1);
     __shared__ float sums[MHC_THREADS / 32][SUMS];
@@ -67,19 +68,27 @@ template <typename T, int N, int VEC> static __global__ void __launch_bounds__(M
     }
 }
 
-static struct weight_args gate_weights(const struct tensor *m, const struct tensor *rstd, const struct tensor *scale, const struct tensor *base, double eps)
+static struct weight_args gate_weights(const struct tensor *m, const struct tensor *rstd, const struct tensor *scale,
+                                       const struct tensor *base, double eps)
 {
-    struct weight_args w = {.m = floats(m), .rstd = floats(rstd), .scale = floats(scale), .base = floats(base),
-        .m_stride = m->stride[0], .rstd_stride = rstd->stride[0], .eps = (float)eps};
+    struct weight_args w = {.m = floats(m),
+                            .rstd = floats(rstd),
+                            .scale = floats(scale),
+                            .base = floats(base),
+                            .m_stride = m->stride[0],
+                            .rstd_stride = rstd->stride[0],
+                            .eps = (float)eps};
     return w;
 }
 
 int mhc_contract_gates(struct lane *l, const struct mhc_contract_fwd_args *c)
 {
-    struct gate_args g = {view_of(&c->x), view_of(&c->w), view_of(&c->m), view_of(&c->rstd), c->x.dim[0], c->y.dim[1], (int)c->w.dim[0], (float)c->eps};
+    struct gate_args g = {view_of(&c->x), view_of(&c->w), view_of(&c->m),   view_of(&c->rstd),
+                          c->x.dim[0],    c->y.dim[1],    (int)c->w.dim[0], (float)c->eps};
     enum dtype real = c->x.dtype;
     MHC_DISPATCH(real, g.n, aligned16(&c->x) && aligned16(&c->w) && whole_vectors(g.d, real), T, N, VEC,
-                 LAUNCH(l, (gate_rows<T, N, VEC>), (unsigned)ceil_div(g.rows, tile<N>::ROWS), mhc_threads(g.n * g.d, VEC), 0, g));
+                 LAUNCH(l, (gate_rows<T, N, VEC>), (unsigned)ceil_div(g.rows, tile<N>::ROWS),
+                        mhc_threads(g.n * g.d, VEC), 0, g));
     return ST_OK;
 }
 
@@ -89,13 +98,16 @@ extern "C" int mhc_contract_fwd_cuda(struct lane *l, const struct mhc_contract_f
     if (!present(&c->w))
         return mhc_mean(l, &c->x, &c->y);
     TRY(mhc_contract_gates(l, c));
-    struct aggregate_args a = {.x = view_of(&c->x), .out = view_of(&c->y),
-        .weight = gate_weights(&c->m, &c->rstd, &c->scale, &c->base, c->eps), .rows = c->x.dim[0], .d = c->y.dim[1],
-        .n = (int)c->w.dim[0]};
+    struct aggregate_args a = {.x = view_of(&c->x),
+                               .out = view_of(&c->y),
+                               .weight = gate_weights(&c->m, &c->rstd, &c->scale, &c->base, c->eps),
+                               .rows = c->x.dim[0],
+                               .d = c->y.dim[1],
+                               .n = (int)c->w.dim[0]};
     return mhc_aggregate_rows(l, &a, c->x.dtype, aligned16(&c->x) && aligned16(&c->y));
 }
 
-/* ---- backward ----------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 struct contract_bwd {
     struct view dy, x, w, dx, m, rstd;
@@ -162,7 +174,8 @@ static __global__ void gate_totals(const __grid_constant__ struct contract_bwd a
 }
 
 /* dx_i (+)= gate_i dy + sum_k dm_k w_k + through x_i */
-template <typename T, int N, int VEC> static __global__ void __launch_bounds__(MHC_THREADS) contract_dx(const __grid_constant__ struct contract_bwd a)
+template <typename T, int N, int VEC>
+static __global__ void __launch_bounds__(MHC_THREADS) contract_dx(const __grid_constant__ struct contract_bwd a)
 {
     constexpr int ROWS = tile<N>::ROWS, MAX = streams<N>::MAX;
     __shared__ float gate[ROWS][MAX], dm[ROWS][MAX];
@@ -171,7 +184,9 @@ template <typename T, int N, int VEC> static __global__ void __launch_bounds__(M
     for (int t = (int)threadIdx.x; t < ROWS * n; t += (int)blockDim.x) {
         int64_t row = first + t / n;
         if (row < a.rows) {
-            gate[t / n][t % n] = precise_sigmoid(at<float>(a.m, row)[t % n] * *at<float>(a.rstd, row) * *a.scale + a.base[t % n]) + a.eps;
+            gate[t / n][t % n] =
+                precise_sigmoid(at<float>(a.m, row)[t % n] * *at<float>(a.rstd, row) * *a.scale + a.base[t % n]) +
+                a.eps;
             dm[t / n][t % n] = a.dm[row * n + t % n];
         }
     }
@@ -264,8 +279,10 @@ extern "C" int mhc_contract_bwd_cuda(struct lane *l, const struct mhc_contract_b
     LAUNCH(l, gate_totals, 1, 32, 0, a, blocks);
     struct outer_args o = {.dp = a.dm, .dp_stride = a.n, .y = c->x, .dw = c->dw, .acc = mhc_contract_adds(c)};
     TRY(mhc_outer(l, &o, outer));
-    bool aligned = aligned16(&c->dy) && aligned16(&c->x) && aligned16(&c->dx) && aligned16(&c->w) && whole_vectors(a.d, real);
+    bool aligned =
+        aligned16(&c->dy) && aligned16(&c->x) && aligned16(&c->dx) && aligned16(&c->w) && whole_vectors(a.d, real);
     MHC_DISPATCH(real, a.n, aligned, T, N, VEC,
-                 LAUNCH(l, (contract_dx<T, N, VEC>), (unsigned)ceil_div(a.rows, tile<N>::ROWS), mhc_threads(a.n * a.d, VEC), 0, a));
+                 LAUNCH(l, (contract_dx<T, N, VEC>), (unsigned)ceil_div(a.rows, tile<N>::ROWS),
+                        mhc_threads(a.n * a.d, VEC), 0, a));
     return ST_OK;
 }

@@ -20,29 +20,29 @@ template <int N> struct streams {
 };
 
 /* The fast copies of a kernel are for 4 streams of aligned bf16 or fp32 rows; one slow copy serves the rest. */
-#define MHC_DISPATCH(dtype_, n_, aligned_, T, N, VEC, ...)        \
-    do {                                                          \
-        if ((n_) == 4 && (aligned_)) {                            \
-            constexpr int N = 4;                                  \
-            if ((dtype_) == DT_BF16) {                            \
-                typedef bf16 T;                                   \
-                constexpr int VEC = 8;                            \
-                __VA_ARGS__;                                      \
-            } else {                                              \
-                typedef float T;                                  \
-                constexpr int VEC = 4;                            \
-                __VA_ARGS__;                                      \
-            }                                                     \
-        } else {                                                  \
-            constexpr int N = 0, VEC = 1;                         \
-            if ((dtype_) == DT_BF16) {                            \
-                typedef bf16 T;                                   \
-                __VA_ARGS__;                                      \
-            } else {                                              \
-                typedef float T;                                  \
-                __VA_ARGS__;                                      \
-            }                                                     \
-        }                                                         \
+#define MHC_DISPATCH(dtype_, n_, aligned_, T, N, VEC, ...)                                                             \
+    do {                                                                                                               \
+        if ((n_) == 4 && (aligned_)) {                                                                                 \
+            constexpr int N = 4;                                                                                       \
+            if ((dtype_) == DT_BF16) {                                                                                 \
+                typedef bf16 T;                                                                                        \
+                constexpr int VEC = 8;                                                                                 \
+                __VA_ARGS__;                                                                                           \
+            } else {                                                                                                   \
+                typedef float T;                                                                                       \
+                constexpr int VEC = 4;                                                                                 \
+                __VA_ARGS__;                                                                                           \
+            }                                                                                                          \
+        } else {                                                                                                       \
+            constexpr int N = 0, VEC = 1;                                                                              \
+            if ((dtype_) == DT_BF16) {                                                                                 \
+                typedef bf16 T;                                                                                        \
+                __VA_ARGS__;                                                                                           \
+            } else {                                                                                                   \
+                typedef float T;                                                                                       \
+                __VA_ARGS__;                                                                                           \
+            }                                                                                                          \
+        }                                                                                                              \
     } while (0)
 
 /* VEC channels as they lie in memory, so that many can be under way in few registers; a single one as a float. */
@@ -72,7 +72,8 @@ __device__ __forceinline__ int mix_at(bool profile_d, int n, int i, int j) { ret
 __device__ __forceinline__ float precise_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ __forceinline__ float maybe_bf16(bool round, float v) { return round ? rounded<bf16>(v) : v; }
 
-/* A step of warp_sums, and those after it until LAST values are left; as a template, because a loop is not unrolled as far, and v goes to memory then. */
+/* A step of warp_sums, and those after it until LAST values are left; as a template, because a loop is not unrolled as
+ * far, and v goes to memory then. */
 template <int HALF, int LAST, int COUNT> __device__ __forceinline__ void fold_sums(float (&v)[COUNT])
 {
     constexpr int BIT = 32 * HALF / COUNT;
@@ -85,8 +86,8 @@ template <int HALF, int LAST, int COUNT> __device__ __forceinline__ void fold_su
     if constexpr (HALF > LAST)
         fold_sums<HALF / 2, LAST>(v);
 }
-/* Sums over a warp of COUNT values per thread at once, COUNT a power of two up to 32: lane k * (32 / COUNT) has sum k. Each
- * step halves the values a lane is responsible for, so all sums cost COUNT shuffles and not 5 COUNT. */
+/* Sums over a warp of COUNT values per thread at once, COUNT a power of two up to 32: lane k * (32 / COUNT) has sum k.
+ * Each step halves the values a lane is responsible for, so all sums cost COUNT shuffles and not 5 COUNT. */
 template <int COUNT> __device__ __forceinline__ float warp_sums(float (&v)[COUNT])
 {
     fold_sums<COUNT / 2, 1>(v);
@@ -127,17 +128,26 @@ static inline struct view view_of(const struct tensor *t)
     struct view v = {t->data, t->rank == 2 ? t->stride[0] : 0};
     return v;
 }
-template <typename T> __device__ __forceinline__ T *at(const struct view &v, int64_t row) { return (T *)v.data + row * v.stride; }
+template <typename T> __device__ __forceinline__ T *at(const struct view &v, int64_t row)
+{
+    return (T *)v.data + row * v.stride;
+}
 
 /* Threads of a block that takes rows of d channels, vec at a time. */
-static inline unsigned mhc_threads(int64_t d, int vec) { return (unsigned)min_i64(MHC_THREADS, round_up(max_i64(ceil_div(d, vec), 1), 32)); }
+static inline unsigned mhc_threads(int64_t d, int vec)
+{
+    return (unsigned)min_i64(MHC_THREADS, round_up(max_i64(ceil_div(d, vec), 1), 32));
+}
 /* Backward kernels give each block a fixed run of rows; the number of blocks depends on shapes alone. */
 static inline int64_t mhc_rows_per_block(int64_t rows, int64_t d, enum dtype real)
 {
     int64_t threads = mhc_threads(d, 16 / (int)dtype_bytes(real));
     return max_i64(ceil_div(rows, 512 * MHC_THREADS / threads), 4);
 }
-static inline int64_t mhc_row_blocks(int64_t rows, int64_t d, enum dtype real) { return ceil_div(rows, mhc_rows_per_block(rows, d, real)); }
+static inline int64_t mhc_row_blocks(int64_t rows, int64_t d, enum dtype real)
+{
+    return ceil_div(rows, mhc_rows_per_block(rows, d, real));
+}
 static inline bool whole_vectors(int64_t d, enum dtype real) { return d % (16 / (int64_t)dtype_bytes(real)) == 0; }
 
 /* The next part of a work tensor; with base NULL only the bytes are counted. */
@@ -151,9 +161,12 @@ static inline void *carve_bytes(struct carve *c, int64_t bytes)
     c->used += round_up(bytes, 256);
     return p;
 }
-static inline float *carve_floats(struct carve *c, int64_t n) { return (float *)carve_bytes(c, n * (int64_t)sizeof(float)); }
+static inline float *carve_floats(struct carve *c, int64_t n)
+{
+    return (float *)carve_bytes(c, n * (int64_t)sizeof(float));
+}
 
-/* ---- row kernels: mhc_mix.cu, mhc_mix_bwd.cu ------------------------------------------------------------------------------------ */
+/* ---- row kernels: mhc_mix.cu, mhc_mix_bwd.cu ------------------------------------------------- */
 
 /* sum + post f, dropped: spelled out, and so is the sum of the mix, so that all combine kernels give the same bits. */
 template <bool DROP> __device__ __forceinline__ float add_dropped(float sum, float post, float f, float factor)
@@ -198,7 +211,8 @@ int mhc_aggregate_rows(struct lane *l, const struct aggregate_args *a, enum dtyp
 int mhc_mean(struct lane *l, const struct tensor *x, const struct tensor *out);
 int mhc_spread_mean(struct lane *l, const struct tensor *one, const struct tensor *out, bool add);
 /* dots[i] = <one, streams[i]> of each row. */
-int mhc_stream_dots(struct lane *l, const struct tensor *one, const struct tensor *streams, float *dots, int64_t stride);
+int mhc_stream_dots(struct lane *l, const struct tensor *one, const struct tensor *streams, float *dots,
+                    int64_t stride);
 
 /* Back through norm and aggregate as far as sums over channels go: dpre [rows, n]; m [rows], with which
  * da = rstd (u - a m), u = dh gain. dgain: partial sums [blocks, d] or NULL. */
@@ -221,7 +235,7 @@ struct mix_bwd_args {
     const float *bias, *post, *res;
     float *dpre, *dpost, *dres; /* dpre: zeros, if not NULL */
     int64_t pre_stride, rstd_stride, post_stride, res_stride, dpre_stride, dpost_stride, dres_stride;
-    float *dbias; /* partial sums [blocks, d] or NULL */
+    float *dbias;   /* partial sums [blocks, d] or NULL */
     bool sums_here; /* those of a block in its shared memory until its end: the launch has given it d floats */
     int64_t first_row, rows, rows_per_block, d; /* rows: the end */
     float one;
@@ -231,7 +245,7 @@ struct mix_bwd_args {
 };
 int mhc_mix_bwd_rows(struct lane *l, const struct mix_bwd_args *a, enum dtype real, bool aligned);
 
-/* ---- Hopper's large passes: mhc_cluster.cu, mhc_pass_bwd.cu ------------------------------------------------------------------------------------ */
+/* ---- Hopper's large passes: mhc_cluster.cu, mhc_pass_bwd.cu ---------------------------------- */
 
 /* What mhc_path_of asks for; and its choice on this device, an error where there is none. */
 struct mhc_shape mhc_shape_of(const struct mhc_rule *r, const struct tensor *stream, bool aligned, bool closes);
@@ -250,19 +264,20 @@ int mhc_boundary_bwd_pass_ready(struct lane *l, const struct mhc_boundary_bwd_ar
 int64_t mhc_boundary_bwd_pass_ready_bytes(const struct mhc_boundary_bwd_args *b);
 int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b, void *work);
 
-/* The same for a boundary that only contracts by learned gates (mhc_final.cu): its 1 / (rho + MHC_EPS) is contract's rstd, and eps is added to gates. */
+/* The same for a boundary that only contracts by learned gates (mhc_final.cu): its 1 / (rho + MHC_EPS) is contract's
+ * rstd, and eps is added to gates. */
 int mhc_final_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
 /* m and rstd of contract's learned gates; of y only the width counts. */
 int mhc_contract_gates(struct lane *l, const struct mhc_contract_fwd_args *c);
 
-/* ---- the boundary that enters: mhc_first.cu ------------------------------------------------------------------------- */
+/* ---- the boundary that enters: mhc_first.cu -------------------------------------------------- */
 
 int64_t mhc_first_fwd_bytes(const struct mhc_boundary_fwd_args *b);
 int mhc_first_fwd(struct lane *l, const struct mhc_boundary_fwd_args *b);
 int64_t mhc_first_bwd_bytes(const struct mhc_boundary_bwd_args *b);
 int mhc_first_bwd(struct lane *l, const struct mhc_boundary_bwd_args *b);
 
-/* ---- products: mhc_project.cu ----------------------------------------------------------------------------------- */
+/* ---- products: mhc_project.cu ---------------------------------------------------------------- */
 
 /* Products of bf16 streams with fp32 matrices: the matrix is split into bf16 halves, high + low, so that tensor cores
  * give 16 bits of its fraction. Rows are padded to a multiple of 8 with zeros, columns by unused ones. */
@@ -282,9 +297,9 @@ struct outer_args {
 int64_t mhc_outer_bytes(int64_t rows, int64_t n, int64_t k, enum dtype real);
 int mhc_outer(struct lane *l, const struct outer_args *a, void *work);
 
-/* ---- coefficients: mhc_coef.cu ---------------------------------------------------------------------------------- */
+/* ---- coefficients: mhc_coef.cu --------------------------------------------------------------- */
 
-struct coef_args { /* gates and Sinkhorn of all rows */
+struct coef_args {        /* gates and Sinkhorn of all rows */
     const float *hi, *lo; /* p; lo NULL or added to hi */
     int64_t p_stride;
     float *stat; /* p copied to its start if not NULL; rho at N, or rho below */
@@ -332,7 +347,8 @@ struct param_sum_args {
     bool add;
 };
 int mhc_param_sums(struct lane *l, struct param_sum_args *a);
-static inline struct param_sum_args param_sums_of(const struct tensor *dz, const struct tensor *stat, int64_t streams, float *partial)
+static inline struct param_sum_args param_sums_of(const struct tensor *dz, const struct tensor *stat, int64_t streams,
+                                                  float *partial)
 {
     struct param_sum_args s = {};
     s.dz = floats(dz);

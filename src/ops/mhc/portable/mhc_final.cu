@@ -1,6 +1,7 @@
-/* The last boundary: combine, contract by learned gates, norm; see mhc.h. Where the fused kernels between two sublayers run, they serve here too: the learned gates
- * are a mapping of which only pre is wanted, with other eps. So w is laid out as theirs, with zeros for what is not wanted, and so are the rows' records. Elsewhere
- * it is a chain of separate kernels. */
+/* The last boundary: combine, contract by learned gates, norm; see mhc.h. Where the fused kernels between two sublayers
+ * run, they serve here too: the learned gates are a mapping of which only pre is wanted, with other eps. So w is laid
+ * out as theirs, with zeros for what is not wanted, and so are the rows' records. Elsewhere it is a chain of separate
+ * kernels. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 #include "ops/rmsnorm/rmsnorm.h"
 
@@ -8,7 +9,7 @@ enum { LOGITS = 24, STREAMS = 4, RECORD = LOGITS + 2 }; /* of the fused kernels 
 
 static bool no_gaps(const struct tensor *t) { return t->stride[0] == t->dim[1] && pointer16(t->data); }
 
-/* ---- the mapping of the fused kernels ------------------------------------------------------------------------------------ */
+/* ---- the mapping of the fused kernels -------------------------------------------------------- */
 
 struct head_mapping {
     float *w, *beta, *zero; /* [LOGITS, k], [LOGITS], [1] */
@@ -21,7 +22,8 @@ static struct head_mapping carve_mapping(struct carve *c, int64_t k)
     m.zero = carve_floats(c, 1);
     return m;
 }
-static __global__ void lay_out_mapping(const float *w, int64_t stride, const float *base, int64_t k, struct head_mapping m)
+static __global__ void lay_out_mapping(const float *w, int64_t stride, const float *base, int64_t k,
+                                       struct head_mapping m)
 {
     int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, i = blockIdx.y;
     if (c < k)
@@ -34,11 +36,13 @@ static __global__ void lay_out_mapping(const float *w, int64_t stride, const flo
 static int make_mapping(struct lane *l, const struct tensor *w, const struct tensor *base, const struct head_mapping &m)
 {
     int64_t k = w->dim[1];
-    LAUNCH(l, lay_out_mapping, dim3((unsigned)ceil_div(k, 256), LOGITS), 256, 0, floats(w), w->stride[0], floats(base), k, m);
+    LAUNCH(l, lay_out_mapping, dim3((unsigned)ceil_div(k, 256), LOGITS), 256, 0, floats(w), w->stride[0], floats(base),
+           k, m);
     return ST_OK;
 }
 
-/* What is kept of a row, and as the fused kernels have it: p with zeros, a root mean square that gives the same 1 / (rho + eps), 1 / rms of h; gates. */
+/* What is kept of a row, and as the fused kernels have it: p with zeros, a root mean square that gives the same 1 /
+ * (rho + eps), 1 / rms of h; gates. */
 struct row_records {
     float *stat, *coef, *wide_stat, *wide_coef;
     int64_t stat_stride, coef_stride, rows;
@@ -64,13 +68,18 @@ static __global__ void give_rows(const __grid_constant__ struct row_records a)
     if (row >= a.rows)
         return;
     const float *stat = a.stat + row * a.stat_stride;
-    a.wide_stat[item] = i < STREAMS ? stat[i] : i < LOGITS ? 0.0f : i == LOGITS ? 1.0f / stat[STREAMS] - (float)MHC_EPS : stat[STREAMS + 1];
+    a.wide_stat[item] = i < STREAMS   ? stat[i]
+                        : i < LOGITS  ? 0.0f
+                        : i == LOGITS ? 1.0f / stat[STREAMS] - (float)MHC_EPS
+                                      : stat[STREAMS + 1];
     if (i < LOGITS)
         a.wide_coef[row * LOGITS + i] = i < STREAMS ? a.coef[row * a.coef_stride + i] : 0.0f;
 }
-static struct row_records records_of(const struct tensor *stat, const struct tensor *coef, float *wide_stat, float *wide_coef)
+static struct row_records records_of(const struct tensor *stat, const struct tensor *coef, float *wide_stat,
+                                     float *wide_coef)
 {
-    struct row_records r = {floats(stat), floats(coef), wide_stat, wide_coef, stat->stride[0], coef->stride[0], stat->dim[0]};
+    struct row_records r = {floats(stat),    floats(coef),    wide_stat,   wide_coef,
+                            stat->stride[0], coef->stride[0], stat->dim[0]};
     return r;
 }
 
@@ -85,7 +94,7 @@ static bool may_fuse(const struct mhc_rule *r, const struct tensor *stream)
     return mhc_path_of(&s, &mhc_some_hopper).path == MHC_PATH_PASS;
 }
 
-/* ---- forward ----------------------------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 struct fwd_work {
     struct head_mapping map;
@@ -114,7 +123,8 @@ extern "C" int64_t mhc_final_fwd_work_cuda(const struct mhc_final_fwd_args *a)
 /* In clusters, where the device runs enough of them: other widths would need a second pass for h. */
 static int fuses(struct lane *l, const struct mhc_final_fwd_args *a, bool *fused)
 {
-    bool aligned = no_gaps(&a->x) && no_gaps(&a->y) && no_gaps(&a->coef_in) && aligned16(&a->f) && aligned16(&a->h) && pointer16(a->gain.data);
+    bool aligned = no_gaps(&a->x) && no_gaps(&a->y) && no_gaps(&a->coef_in) && aligned16(&a->f) && aligned16(&a->h) &&
+                   pointer16(a->gain.data);
     struct mhc_shape s = shape_of(&a->rule, &a->y, aligned);
     struct mhc_choice c = {};
     s.maps = true;
@@ -152,7 +162,8 @@ static int leave_in_clusters(struct lane *l, const struct mhc_final_fwd_args *a,
 }
 
 /* coef from stat. */
-static __global__ void make_gates(const __grid_constant__ struct row_records a, const float *base, const float *scale, int n, float eps)
+static __global__ void make_gates(const __grid_constant__ struct row_records a, const float *base, const float *scale,
+                                  int n, float eps)
 {
     int64_t item = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = item / n;
     int i = (int)(item % n);
@@ -166,8 +177,13 @@ static int close_and_contract(struct lane *l, const struct mhc_final_fwd_args *a
 {
     int64_t n = a->rule.streams;
     struct mhc_contract_fwd_args g = {};
-    struct mhc_combine_fwd_args c = {.x = a->x, .f = a->f, .post = tensor_cols(&a->coef_in, n, n),
-        .res = tensor_cols(&a->coef_in, 2 * n, n * n), .y = a->y, .rule = a->rule, .drop = a->drop};
+    struct mhc_combine_fwd_args c = {.x = a->x,
+                                     .f = a->f,
+                                     .post = tensor_cols(&a->coef_in, n, n),
+                                     .res = tensor_cols(&a->coef_in, 2 * n, n * n),
+                                     .y = a->y,
+                                     .rule = a->rule,
+                                     .drop = a->drop};
     TRY(mhc_combine_fwd_cuda(l, &c));
     g.x = a->y;
     g.w = a->w;
@@ -176,8 +192,8 @@ static int close_and_contract(struct lane *l, const struct mhc_final_fwd_args *a
     g.y = a->h; /* for its width */
     g.eps = a->eps;
     TRY(mhc_contract_gates(l, &g));
-    LAUNCH(l, make_gates, (unsigned)ceil_div(a->y.dim[0] * n, 128), 128, 0, records_of(&a->stat, &a->coef, NULL, NULL), floats(&a->base),
-           floats(&a->scale), (int)n, (float)a->eps);
+    LAUNCH(l, make_gates, (unsigned)ceil_div(a->y.dim[0] * n, 128), 128, 0, records_of(&a->stat, &a->coef, NULL, NULL),
+           floats(&a->base), floats(&a->scale), (int)n, (float)a->eps);
     return ST_OK;
 }
 
@@ -196,9 +212,16 @@ extern "C" int mhc_final_fwd_cuda(struct lane *l, const struct mhc_final_fwd_arg
     if (!a->reuse)
         TRY(close_and_contract(l, a));
     int64_t n = a->rule.streams;
-    struct aggregate_args h = {.x = view_of(&a->y), .gain = floats(&a->gain), .rstd = floats(&a->stat) + n + 1,
-        .rstd_stride = a->stat.stride[0], .rows = a->y.dim[0], .one = a->zero_centered ? 1.0f : 0.0f, .eps = (float)a->eps,
-        .n = (int)n, .norm = true, .given = a->reuse};
+    struct aggregate_args h = {.x = view_of(&a->y),
+                               .gain = floats(&a->gain),
+                               .rstd = floats(&a->stat) + n + 1,
+                               .rstd_stride = a->stat.stride[0],
+                               .rows = a->y.dim[0],
+                               .one = a->zero_centered ? 1.0f : 0.0f,
+                               .eps = (float)a->eps,
+                               .n = (int)n,
+                               .norm = true,
+                               .given = a->reuse};
     h.out = view_of(&a->h);
     h.weight.pre = floats(&a->coef);
     h.weight.pre_stride = a->coef.stride[0];
@@ -206,7 +229,7 @@ extern "C" int mhc_final_fwd_cuda(struct lane *l, const struct mhc_final_fwd_arg
     return mhc_aggregate_rows(l, &h, a->y.dtype, aligned16(&a->y) && aligned16(&a->h) && pointer16(h.gain));
 }
 
-/* ---- backward ---------------------------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 struct bwd_work {
     /* fused */
@@ -219,29 +242,62 @@ struct bwd_work {
 static struct mhc_boundary_bwd_args fused_args(const struct mhc_final_bwd_args *a, const struct bwd_work *w)
 {
     int64_t rows = a->dx.dim[0], k = a->dx.dim[1];
-    struct mhc_boundary_bwd_args b = {.dh = a->dh, .stat = tensor_2d(w->stat, DT_F32, rows, RECORD),
-        .coef = tensor_2d(w->coef, DT_F32, rows, LOGITS), .gain = a->gain,
-        .w = tensor_2d(w->map.w, DT_F32, LOGITS, k), .a_pre = a->scale, .a_post = tensor_1d(w->map.zero, DT_F32, 1),
-        .a_res = tensor_1d(w->map.zero, DT_F32, 1), .beta = tensor_1d(w->map.beta, DT_F32, LOGITS), .x = a->x,
-        .f = a->f, .coef_in = a->coef_in, .y = a->y, .dx = a->dx, .df = a->df, .dcoef_in = a->dcoef_in,
-        .dz = tensor_2d(w->dz, DT_F32, rows, LOGITS), .dgain = a->dgain, .acc_dgain = a->acc_dgain,
-        .products = tensor_2d(w->products, DT_F32, LOGITS + 1, k), .rule = a->rule, .drop = a->drop,
-        .zero_centered = a->zero_centered};
+    struct mhc_boundary_bwd_args b = {.dh = a->dh,
+                                      .stat = tensor_2d(w->stat, DT_F32, rows, RECORD),
+                                      .coef = tensor_2d(w->coef, DT_F32, rows, LOGITS),
+                                      .gain = a->gain,
+                                      .w = tensor_2d(w->map.w, DT_F32, LOGITS, k),
+                                      .a_pre = a->scale,
+                                      .a_post = tensor_1d(w->map.zero, DT_F32, 1),
+                                      .a_res = tensor_1d(w->map.zero, DT_F32, 1),
+                                      .beta = tensor_1d(w->map.beta, DT_F32, LOGITS),
+                                      .x = a->x,
+                                      .f = a->f,
+                                      .coef_in = a->coef_in,
+                                      .y = a->y,
+                                      .dx = a->dx,
+                                      .df = a->df,
+                                      .dcoef_in = a->dcoef_in,
+                                      .dz = tensor_2d(w->dz, DT_F32, rows, LOGITS),
+                                      .dgain = a->dgain,
+                                      .acc_dgain = a->acc_dgain,
+                                      .products = tensor_2d(w->products, DT_F32, LOGITS + 1, k),
+                                      .rule = a->rule,
+                                      .drop = a->drop,
+                                      .zero_centered = a->zero_centered};
     return b;
 }
 static struct rmsnorm_bwd_args norm_args(const struct mhc_final_bwd_args *a, const struct bwd_work *w)
 {
-    struct rmsnorm_bwd_args n = {.dy = a->dh, .x = w->one, .w = a->gain, .rstd = w->rstd, .dx = a->df, .dw = a->dgain,
-        .acc_dw = a->acc_dgain, .work = w->norm, .zero_centered = a->zero_centered};
+    struct rmsnorm_bwd_args n = {.dy = a->dh,
+                                 .x = w->one,
+                                 .w = a->gain,
+                                 .rstd = w->rstd,
+                                 .dx = a->df,
+                                 .dw = a->dgain,
+                                 .acc_dw = a->acc_dgain,
+                                 .work = w->norm,
+                                 .zero_centered = a->zero_centered};
     return n;
 }
 static struct mhc_contract_bwd_args contract_args(const struct mhc_final_bwd_args *a, const struct bwd_work *w)
 {
     int64_t n = a->rule.streams;
-    struct mhc_contract_bwd_args c = {.dy = a->df, .x = a->y, .w = a->w, .base = a->base, .scale = a->scale,
-        .m = tensor_cols(&a->stat, 0, n), .rstd = tensor_cols(&a->stat, n, 1), .dx = a->dx, .dw = a->dw,
-        .acc_dw = mhc_final_adds(a), .dbase = a->dbase, .dscale = a->dscale, .acc_dscale = mhc_final_adds(a),
-        .work = w->contract, .eps = a->eps};
+    struct mhc_contract_bwd_args c = {.dy = a->df,
+                                      .x = a->y,
+                                      .w = a->w,
+                                      .base = a->base,
+                                      .scale = a->scale,
+                                      .m = tensor_cols(&a->stat, 0, n),
+                                      .rstd = tensor_cols(&a->stat, n, 1),
+                                      .dx = a->dx,
+                                      .dw = a->dw,
+                                      .acc_dw = mhc_final_adds(a),
+                                      .dbase = a->dbase,
+                                      .dscale = a->dscale,
+                                      .acc_dscale = mhc_final_adds(a),
+                                      .work = w->contract,
+                                      .eps = a->eps};
     return c;
 }
 static struct tensor carve_rows(struct carve *c, enum dtype t, int64_t rows, int64_t cols)
@@ -309,9 +365,11 @@ static int leave_by_pass(struct lane *l, const struct mhc_final_bwd_args *a, con
     struct mhc_boundary_bwd_args b = fused_args(a, w);
     int64_t rows = a->dx.dim[0], k = a->dx.dim[1];
     TRY(make_mapping(l, &a->w, &a->base, w->map));
-    LAUNCH(l, give_rows, (unsigned)ceil_div(rows * RECORD, 256), 256, 0, records_of(&a->stat, &a->coef, w->stat, w->coef));
+    LAUNCH(l, give_rows, (unsigned)ceil_div(rows * RECORD, 256), 256, 0,
+           records_of(&a->stat, &a->coef, w->stat, w->coef));
     TRY(mhc_boundary_bwd_pass(l, &b, w->pass));
-    struct param_args p = {w->products, floats(&a->dw), floats(&a->dbase), floats(&a->dscale), k, a->dw.stride[0], mhc_final_adds(a)};
+    struct param_args p = {w->products, floats(&a->dw),  floats(&a->dbase), floats(&a->dscale),
+                           k,           a->dw.stride[0], mhc_final_adds(a)};
     LAUNCH(l, leave_params, dim3((unsigned)ceil_div(k, 256), STREAMS), 256, 0, p);
     return ST_OK;
 }
@@ -329,7 +387,8 @@ static int leave_by_chain(struct lane *l, const struct mhc_final_bwd_args *a, co
     int64_t n = a->rule.streams, rows = a->dx.dim[0];
     struct mhc_combine_bwd_args c = {};
     struct mhc_aggregate_fwd_args again = {.x = a->y, .pre = a->coef, .a = w->one};
-    LAUNCH(l, chain_rows, (unsigned)ceil_div(rows, 128), 128, 0, floats(&a->stat), a->stat.stride[0], floats(&w->rstd), rows, (int)n);
+    LAUNCH(l, chain_rows, (unsigned)ceil_div(rows, 128), 128, 0, floats(&a->stat), a->stat.stride[0], floats(&w->rstd),
+           rows, (int)n);
     TRY(mhc_aggregate_fwd_cuda(l, &again));
     struct rmsnorm_bwd_args norm = norm_args(a, w);
     TRY(rmsnorm_bwd_cuda(l, &norm));
@@ -355,8 +414,9 @@ extern "C" int mhc_final_bwd_cuda(struct lane *l, const struct mhc_final_bwd_arg
     struct bwd_work w = {};
     TRY(mhc_final_bwd_check(a, l->err));
     TRY(check_work("mhc_final_bwd", &a->work, mhc_final_bwd_work_cuda(a), l->err));
-    bool aligned = no_gaps(&a->coef_in) && aligned16(&a->x) && aligned16(&a->f) && aligned16(&a->dh) && aligned16(&a->y) && aligned16(&a->dx) && aligned16(&a->df) &&
-                   aligned16(&a->dcoef_in) && pointer16(a->gain.data);
+    bool aligned = no_gaps(&a->coef_in) && aligned16(&a->x) && aligned16(&a->f) && aligned16(&a->dh) &&
+                   aligned16(&a->y) && aligned16(&a->dx) && aligned16(&a->df) && aligned16(&a->dcoef_in) &&
+                   pointer16(a->gain.data);
     struct mhc_shape s = shape_of(&a->rule, &a->dx, aligned);
     struct mhc_choice c = {};
     TRY(mhc_path_on(l, &s, &c));

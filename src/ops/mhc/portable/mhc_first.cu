@@ -1,11 +1,12 @@
-/* The boundary that enters a model: one stream x becomes n equal ones, and nothing is closed; see mhc.h. What the general way does with n
- * streams is done with one: their projection is that of x by the sum of w over streams, their root mean square is that of x, and every stream
- * has the same product with a gradient. So x is read where n streams would be, and only y and its gradient have n. */
+/* The boundary that enters a model: one stream x becomes n equal ones, and nothing is closed; see mhc.h. What the
+ * general way does with n streams is done with one: their projection is that of x by the sum of w over streams, their
+ * root mean square is that of x, and every stream has the same product with a gradient. So x is read where n streams
+ * would be, and only y and its gradient have n. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 
 enum { WARPS = MHC_THREADS / 32 };
 
-/* ---- w over streams, and back -------------------------------------------------------------------------------------- */
+/* ---- w over streams, and back ---------------------------------------------------------------- */
 
 /* sum[i][c] = sum over streams of w[i][stream d + c] */
 static __global__ void add_parts(const float *w, int64_t stride, int n, int64_t d, float *sum)
@@ -33,7 +34,7 @@ static int sum_of_parts(struct lane *l, const struct tensor *w, int64_t n, float
     return ST_OK;
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 struct enter_args {
     struct view x, y, h;
@@ -45,7 +46,8 @@ struct enter_args {
 };
 
 /* sum over streams of pre_i v, in the order in which the norm of a stream is recomputed (mhc_mix.cu). */
-template <int N, int VEC> __device__ __forceinline__ void weigh(const float *pre, int n, const float (&v)[VEC], float (&out)[VEC])
+template <int N, int VEC>
+__device__ __forceinline__ void weigh(const float *pre, int n, const float (&v)[VEC], float (&out)[VEC])
 {
 #pragma unroll
     for (int e = 0; e < VEC; e++)
@@ -58,7 +60,8 @@ template <int N, int VEC> __device__ __forceinline__ void weigh(const float *pre
 }
 
 /* A row: x to all streams of y, and the norm of their weighted sum to h. */
-template <typename T, int N, int VEC> static __global__ void __launch_bounds__(MHC_THREADS) enter_rows(const __grid_constant__ struct enter_args a)
+template <typename T, int N, int VEC>
+static __global__ void __launch_bounds__(MHC_THREADS) enter_rows(const __grid_constant__ struct enter_args a)
 {
     __shared__ float scratch[WARPS];
     int64_t row = blockIdx.x, first = (int64_t)threadIdx.x * VEC, step = (int64_t)blockDim.x * VEC;
@@ -143,12 +146,14 @@ int mhc_first_fwd(struct lane *l, const struct mhc_boundary_fwd_args *b)
     a.n = (int)b->rule.streams;
     a.one = b->zero_centered ? 1.0f : 0.0f;
     a.eps = (float)b->eps;
-    bool aligned = b->rule.kernels != MHC_KERNELS_REF && aligned16(&b->x) && aligned16(&b->y) && aligned16(&b->h) && pointer16(a.gain) && whole_vectors(a.d, b->x.dtype);
-    MHC_DISPATCH(b->x.dtype, a.n, aligned, T, N, VEC, LAUNCH(l, (enter_rows<T, N, VEC>), (unsigned)b->x.dim[0], mhc_threads(a.d, VEC), 0, a));
+    bool aligned = b->rule.kernels != MHC_KERNELS_REF && aligned16(&b->x) && aligned16(&b->y) && aligned16(&b->h) &&
+                   pointer16(a.gain) && whole_vectors(a.d, b->x.dtype);
+    MHC_DISPATCH(b->x.dtype, a.n, aligned, T, N, VEC,
+                 LAUNCH(l, (enter_rows<T, N, VEC>), (unsigned)b->x.dim[0], mhc_threads(a.d, VEC), 0, a));
     return ST_OK;
 }
 
-/* ---- backward ------------------------------------------------------------------------------------------------------ */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 struct enter_bwd {
     struct view dh, x, dy, dx; /* dy may be absent; dx holds what came through the projection */
@@ -161,12 +166,15 @@ struct enter_bwd {
 };
 
 /* m and dpre of every row, as norm_bwd_rows (mhc_mix_bwd.cu) makes them, but with one product for all streams. */
-template <typename T, int N, int VEC> static __global__ void __launch_bounds__(MHC_THREADS) enter_dots(const __grid_constant__ struct enter_bwd a)
+template <typename T, int N, int VEC>
+static __global__ void __launch_bounds__(MHC_THREADS) enter_dots(const __grid_constant__ struct enter_bwd a)
 {
     constexpr int MAX = streams<N>::MAX, GROUP = 32;
     __shared__ float sums[GROUP][WARPS][2]; /* <x, u>, <x, a> */
-    int n = streams<N>::count(a.n), warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
-    int64_t mine = (int64_t)threadIdx.x * VEC, first = blockIdx.x * a.rows_per_block, end = min(first + a.rows_per_block, a.rows);
+    int n = streams<N>::count(a.n), warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32,
+        warps = (int)blockDim.x / 32;
+    int64_t mine = (int64_t)threadIdx.x * VEC, first = blockIdx.x * a.rows_per_block,
+            end = min(first + a.rows_per_block, a.rows);
     float dgain[VEC] = {}; /* of this thread's first channels; of others in memory */
     for (int64_t start = first; start < end; start += GROUP) {
         int count = (int)min(end - start, (int64_t)GROUP);
@@ -191,7 +199,8 @@ template <typename T, int N, int VEC> static __global__ void __launch_bounds__(M
                     if (c == mine)
                         dgain[e] += dg;
                     else if (a.dgain != NULL)
-                        a.dgain[blockIdx.x * a.d + c + e] = (row == first ? 0.0f : a.dgain[blockIdx.x * a.d + c + e]) + dg;
+                        a.dgain[blockIdx.x * a.d + c + e] =
+                            (row == first ? 0.0f : a.dgain[blockIdx.x * a.d + c + e]) + dg;
                     with_u += v[e] * u[e] * (a.gain != NULL ? gain[e] + a.one : 1.0f);
                     with_a += v[e] * sum[e];
                 }
@@ -227,7 +236,8 @@ template <typename T, int N, int VEC> static __global__ void __launch_bounds__(M
 }
 
 /* dx += sum over streams of dy_i + pre_i da */
-template <typename T, int N, int VEC> static __global__ void __launch_bounds__(MHC_THREADS) enter_dx(const __grid_constant__ struct enter_bwd a)
+template <typename T, int N, int VEC>
+static __global__ void __launch_bounds__(MHC_THREADS) enter_dx(const __grid_constant__ struct enter_bwd a)
 {
     int64_t row = blockIdx.x;
     int n = streams<N>::count(a.n);
@@ -239,7 +249,8 @@ template <typename T, int N, int VEC> static __global__ void __launch_bounds__(M
         all += pre[i];
     }
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.d; c += (int64_t)blockDim.x * VEC) {
-        struct held in[streams<N>::MAX] = {};
+        struct held in[streams<N>::MAX] = {
+        };
         float v[VEC], u[VEC], out[VEC], sum[VEC], gain[VEC];
         if (dy != NULL)
 #pragma unroll
@@ -275,8 +286,11 @@ static struct mhc_project_bwd_args project_args(const struct mhc_boundary_bwd_ar
 {
     int64_t rows = b->dx.dim[0], d = b->dx.dim[1], logits = mhc_logits(b->rule.streams);
     struct mhc_project_bwd_args p = {.dp = tensor_2d(w->dp, DT_F32, rows, logits),
-        .drho = tensor_2d(w->drho, DT_F32, rows, 1), .x = b->x, .w = tensor_2d(w->sum, DT_F32, logits, d),
-        .rho = tensor_2d(w->rho, DT_F32, rows, 1), .dx = b->dx};
+                                     .drho = tensor_2d(w->drho, DT_F32, rows, 1),
+                                     .x = b->x,
+                                     .w = tensor_2d(w->sum, DT_F32, logits, d),
+                                     .rho = tensor_2d(w->rho, DT_F32, rows, 1),
+                                     .dx = b->dx};
     if (b->products.rank > 0)
         p.dw = tensor_2d(w->dsum, DT_F32, logits, d);
     p.work = w->project;
@@ -322,7 +336,8 @@ static int leave_products(struct lane *l, const struct mhc_boundary_bwd_args *b,
     int64_t n = b->rule.streams, logits = mhc_logits(n), d = b->dx.dim[1];
     struct param_sum_args s = param_sums_of(&b->dz, &b->stat, n, w->partial);
     s.sums = floats(&b->products) + logits * b->products.stride[0];
-    LAUNCH(l, copy_parts, parts_grid(logits, d), 256, 0, w->dsum, (int)n, d, floats(&b->products), b->products.stride[0]);
+    LAUNCH(l, copy_parts, parts_grid(logits, d), 256, 0, w->dsum, (int)n, d, floats(&b->products),
+           b->products.stride[0]);
     return mhc_param_sums(l, &s);
 }
 
@@ -352,15 +367,18 @@ int mhc_first_bwd(struct lane *l, const struct mhc_boundary_bwd_args *b)
     a.rows_per_block = mhc_rows_per_block(a.rows, a.d, real);
     a.one = b->zero_centered ? 1.0f : 0.0f;
     a.n = (int)n;
-    bool aligned = b->rule.kernels != MHC_KERNELS_REF && absent_or_aligned16(&b->dy) && aligned16(&b->dx) && aligned16(&b->dh) && aligned16(&b->x) && pointer16(a.gain) && whole_vectors(a.d, real);
+    bool aligned = b->rule.kernels != MHC_KERNELS_REF && absent_or_aligned16(&b->dy) && aligned16(&b->dx) &&
+                   aligned16(&b->dh) && aligned16(&b->x) && pointer16(a.gain) && whole_vectors(a.d, real);
     TRY(sum_of_parts(l, &b->w, n, w.sum));
-    MHC_DISPATCH(real, a.n, aligned, T, N, VEC,
-                 LAUNCH(l, (enter_dots<T, N, VEC>), (unsigned)ceil_div(a.rows, a.rows_per_block), mhc_threads(a.d, VEC), 0, a));
+    MHC_DISPATCH(
+        real, a.n, aligned, T, N, VEC,
+        LAUNCH(l, (enter_dots<T, N, VEC>), (unsigned)ceil_div(a.rows, a.rows_per_block), mhc_threads(a.d, VEC), 0, a));
     if (a.dgain != NULL)
         TRY(add_partials(l, a.dgain, mhc_row_blocks(a.rows, a.d, real), a.d, floats(&b->dgain), a.d, 0, b->acc_dgain));
     TRY(through_coefficients(l, b, &w));
     struct mhc_project_bwd_args p = project_args(b, &w);
     TRY(mhc_project_bwd_cuda(l, &p));
-    MHC_DISPATCH(real, a.n, aligned, T, N, VEC, LAUNCH(l, (enter_dx<T, N, VEC>), (unsigned)a.rows, mhc_threads(a.d, VEC), 0, a));
+    MHC_DISPATCH(real, a.n, aligned, T, N, VEC,
+                 LAUNCH(l, (enter_dx<T, N, VEC>), (unsigned)a.rows, mhc_threads(a.d, VEC), 0, a));
     return present(&b->products) ? leave_products(l, b, &w) : ST_OK;
 }

@@ -1,8 +1,9 @@
-/* Gates of 4 streams without the Sinkhorn, and the backward pass, for aligned rows: eight lanes to a row, of which six have four logits each, so that all that is
- * read and written lies side by side.
+/* Gates of 4 streams without the Sinkhorn, and the backward pass, for aligned rows: eight lanes to a row, of which six
+ * have four logits each, so that all that is read and written lies side by side.
  *
- * Gradients of alphas and beta are sums over all rows, but the primitive has no scratch for partial ones. They lie in the first rows of dp meanwhile: a first launch
- * leaves them there (GROUP rows for the sums of a block of rows), and in the second the block that owns these rows adds them before it writes dp. */
+ * Gradients of alphas and beta are sums over all rows, but the primitive has no scratch for partial ones. They lie in
+ * the first rows of dp meanwhile: a first launch leaves them there (GROUP rows for the sums of a block of rows), and in
+ * the second the block that owns these rows adds them before it writes dp. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 
 enum {
@@ -42,9 +43,12 @@ __device__ __forceinline__ float *four_of(const struct gates_call &a, int g, int
     const struct view *v = g == 0 ? &a.pre : g == 1 ? &a.post : &a.logits;
     return v->data == NULL ? NULL : at<float>(*v, row) + (g < 2 ? 0 : 4 * (g - 2));
 }
-__device__ __forceinline__ float alpha_of(const struct gates_call &a, int g) { return *(g == 0 ? a.alpha[0] : g == 1 ? a.alpha[1] : a.alpha[2]); }
+__device__ __forceinline__ float alpha_of(const struct gates_call &a, int g)
+{
+    return *(g == 0 ? a.alpha[0] : g == 1 ? a.alpha[1] : a.alpha[2]);
+}
 
-/* ---- forward ------------------------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 static __global__ void __launch_bounds__(THREADS) gate_rows(const __grid_constant__ struct gates_call a)
 {
@@ -52,21 +56,26 @@ static __global__ void __launch_bounds__(THREADS) gate_rows(const __grid_constan
     int g = (int)threadIdx.x % LANES;
     if (row >= a.rows || 4 * g >= LOGITS)
         return;
-    float p[4], out[4], rho = a.rho[row * a.rho_stride], by = alpha_of(a, g), scale = g == 1 ? 2.0f : 1.0f, more = g == 0 && a.profile_d ? (float)MHC_EPS : 0.0f;
+    float p[4], out[4], rho = a.rho[row * a.rho_stride], by = alpha_of(a, g), scale = g == 1 ? 2.0f : 1.0f,
+                        more = g == 0 && a.profile_d ? (float)MHC_EPS : 0.0f;
     load_floats(a.p + row * a.p_stride + 4 * g, p);
     float q = 1.0f / (rho + (float)MHC_EPS);
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-        float z = q * p[e] * by + a.beta[4 * g + e], sig = maybe_bf16(a.round_bf16, scale * precise_sigmoid(z) + more); /* by all lanes: they would wait for each other */
+        /* by all lanes: they would wait for each other */
+        float z = q * p[e] * by + a.beta[4 * g + e], sig = maybe_bf16(a.round_bf16, scale * precise_sigmoid(z) + more);
         out[e] = g < 2 ? sig : z;
     }
     store_floats(four_of(a, g, row), out);
 }
 
-/* ---- backward: sums over rows, first half ------------------------------------------------------------------------------------ */
+/* ---- backward: sums over rows, first half ---------------------------------------------------- */
 
 /* Sum i of block b, in dp. */
-__device__ __forceinline__ float *sum_at(const struct gates_call &a, int b, int i) { return at<float>(a.dp, (int64_t)b * GROUP + i / LOGITS) + i % LOGITS; }
+__device__ __forceinline__ float *sum_at(const struct gates_call &a, int b, int i)
+{
+    return at<float>(a.dp, (int64_t)b * GROUP + i / LOGITS) + i % LOGITS;
+}
 
 /* A thread has a logit and every blocks * RUNS-th row. */
 static __global__ void __launch_bounds__(SUM_THREADS) gate_partials(const __grid_constant__ struct gates_call a)
@@ -77,7 +86,8 @@ static __global__ void __launch_bounds__(SUM_THREADS) gate_partials(const __grid
     const float *up = (const float *)v->data + (k < N ? k : k < 2 * N ? k - N : k - 2 * N);
     float by = alpha_of(a, k / N), shift = a.beta[k];
     double beta = 0, alpha = 0;
-    for (int64_t first = (int64_t)blockIdx.x * RUNS + t / LOGITS; v->data != NULL && first < a.rows; first += (int64_t)AT_ONCE * step) {
+    for (int64_t first = (int64_t)blockIdx.x * RUNS + t / LOGITS; v->data != NULL && first < a.rows;
+         first += (int64_t)AT_ONCE * step) {
         float g[AT_ONCE], p[AT_ONCE], rho[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
@@ -109,7 +119,7 @@ static __global__ void __launch_bounds__(SUM_THREADS) gate_partials(const __grid
     *sum_at(a, (int)blockIdx.x, t) = (float)sum;
 }
 
-/* ---- backward: the rest ---------------------------------------------------------------------------------------------------------- */
+/* ---- backward: the rest ---------------------------------------------------------------------- */
 
 static __device__ __forceinline__ void add_sums(const struct gates_call &a, const struct gates_sums &s)
 {
@@ -175,7 +185,8 @@ static __device__ __forceinline__ void gradient_of_row(const struct gates_call &
 }
 
 /* The first block has the rows that hold sums. */
-static __global__ void __launch_bounds__(THREADS) gate_gradients(const __grid_constant__ struct gates_call a, const __grid_constant__ struct gates_sums s)
+static __global__ void __launch_bounds__(THREADS)
+    gate_gradients(const __grid_constant__ struct gates_call a, const __grid_constant__ struct gates_sums s)
 {
     int64_t held = (int64_t)s.blocks * GROUP, mine = threadIdx.x / LANES;
     if (s.blocks > 0 && blockIdx.x == 0) {
@@ -188,13 +199,14 @@ static __global__ void __launch_bounds__(THREADS) gate_gradients(const __grid_co
     }
 }
 
-/* ---- launches ------------------------------------------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 static bool aligned_or_absent(const struct tensor *t) { return !present(t) || aligned16(t); }
 
 bool mhc_gates_fwd_can(const struct mhc_gates_fwd_args *g)
 {
-    return g->rule.streams == N && g->p.dim[0] > 0 && aligned16(&g->p) && aligned16(&g->pre) && aligned16(&g->post) && aligned16(&g->logits);
+    return g->rule.streams == N && g->p.dim[0] > 0 && aligned16(&g->p) && aligned16(&g->pre) && aligned16(&g->post) &&
+           aligned16(&g->logits);
 }
 int mhc_gates_fwd(struct lane *l, const struct mhc_gates_fwd_args *g)
 {
@@ -210,8 +222,9 @@ int mhc_gates_fwd(struct lane *l, const struct mhc_gates_fwd_args *g)
 
 bool mhc_gates_bwd_can(const struct mhc_gates_bwd_args *g)
 {
-    return g->rule.streams == N && g->p.dim[0] >= (present(&g->dbeta) ? GROUP : 1) && g->dp.data != g->p.data && aligned16(&g->p) && aligned16(&g->dp) && aligned_or_absent(&g->dz) &&
-           aligned_or_absent(&g->dpre) && aligned_or_absent(&g->dpost) && aligned_or_absent(&g->dlogits);
+    return g->rule.streams == N && g->p.dim[0] >= (present(&g->dbeta) ? GROUP : 1) && g->dp.data != g->p.data &&
+           aligned16(&g->p) && aligned16(&g->dp) && aligned_or_absent(&g->dz) && aligned_or_absent(&g->dpre) &&
+           aligned_or_absent(&g->dpost) && aligned_or_absent(&g->dlogits);
 }
 int mhc_gates_bwd(struct lane *l, const struct mhc_gates_bwd_args *g)
 {
@@ -223,7 +236,8 @@ int mhc_gates_bwd(struct lane *l, const struct mhc_gates_bwd_args *g)
     a.pre = view_of(&g->dpre), a.post = view_of(&g->dpost), a.logits = view_of(&g->dlogits);
     a.dp = view_of(&g->dp), a.dz = view_of(&g->dz), a.drho = floats(&g->drho), a.drho_stride = g->drho.stride[0];
     if (present(&g->dbeta)) {
-        s.dalpha[0] = floats(&g->da_pre), s.dalpha[1] = floats(&g->da_post), s.dalpha[2] = floats(&g->da_res), s.dbeta = floats(&g->dbeta);
+        s.dalpha[0] = floats(&g->da_pre), s.dalpha[1] = floats(&g->da_post), s.dalpha[2] = floats(&g->da_res),
+        s.dbeta = floats(&g->dbeta);
         s.add = g->acc_dbeta;
         s.blocks = (int)min_i64(min_i64(MOST_BLOCKS, a.rows / GROUP), ceil_div(a.rows, RUNS));
         LAUNCH(l, gate_partials, (unsigned)s.blocks, SUM_THREADS, 0, a);

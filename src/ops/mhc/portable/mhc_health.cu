@@ -1,5 +1,5 @@
-/* The health numbers of mixes; see mhc.h. A block for each row of the sample and each mix, so that reading streams takes no longer than a few
- * loads; then one small block sums up. */
+/* The health numbers of mixes; see mhc.h. A block for each row of the sample and each mix, so that reading streams
+ * takes no longer than a few loads; then one small block sums up. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 
 enum { HEALTH_THREADS = 128, HEALTH_WARPS = HEALTH_THREADS / 32 };
@@ -18,13 +18,16 @@ struct health_shared {
     double part[HEALTH_WARPS][MHC_MAX_STREAMS * MHC_MAX_STREAMS];
 };
 
-/* The product of all mixes up to this one, layer by layer; between two it is rounded, as it is from launch to launch. */
-__device__ __forceinline__ void multiply_mixes(const struct health_args &a, struct health_shared *s, int64_t row, int sample, int layer)
+/* The product of all mixes up to this one, layer by layer; between two it is rounded, as it is from launch to launch.
+ * */
+__device__ __forceinline__ void multiply_mixes(const struct health_args &a, struct health_shared *s, int64_t row,
+                                               int sample, int layer)
 {
     int n = a.n, size = n * n;
     for (int k = (int)threadIdx.x; k < (layer + 1) * size; k += HEALTH_THREADS) {
         int l = k / size, i = k % size / n, j = k % n;
-        s->mix[l][i * n + j] = row >= a.rows ? (float)(i == j) : at<float>(a.coef[l], row)[2 * n + mix_at(a.profile_d, n, i, j)];
+        s->mix[l][i * n + j] =
+            row >= a.rows ? (float)(i == j) : at<float>(a.coef[l], row)[2 * n + mix_at(a.profile_d, n, i, j)];
     }
     for (int k = (int)threadIdx.x; a.before.data != NULL && k < size; k += HEALTH_THREADS)
         s->before[k] = (double)at<float>(a.before, sample)[k];
@@ -58,9 +61,10 @@ __device__ __forceinline__ double warp_worst(double v)
     return v;
 }
 
-/* Products of streams i and j <= i over this thread's channels. Summed in fp32 over a few channels only and then in double,
- * because the streams of a young model differ in their last digits. */
-template <typename T, int N, int VEC> __device__ __forceinline__ void stream_products(const T *y, int64_t d, double sum[N][N])
+/* Products of streams i and j <= i over this thread's channels. Summed in fp32 over a few channels only and then in
+ * double, because the streams of a young model differ in their last digits. */
+template <typename T, int N, int VEC>
+__device__ __forceinline__ void stream_products(const T *y, int64_t d, double sum[N][N])
 {
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < d; c += HEALTH_THREADS * VEC) {
         struct held in[N];
@@ -84,9 +88,11 @@ template <typename T, int N, int VEC> __device__ __forceinline__ void stream_pro
     }
 }
 
-/* The products of a row's streams for the whole block, [n][n] with j <= i, in shared memory. N 0: any number of streams. */
+/* The products of a row's streams for the whole block, [n][n] with j <= i, in shared memory. N 0: any number of
+ * streams. */
 template <typename T, int N, int VEC>
-__device__ __forceinline__ void sum_products(const T *y, int64_t d, int n, double part[HEALTH_WARPS][MHC_MAX_STREAMS * MHC_MAX_STREAMS])
+__device__ __forceinline__ void sum_products(const T *y, int64_t d, int n,
+                                             double part[HEALTH_WARPS][MHC_MAX_STREAMS * MHC_MAX_STREAMS])
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     if constexpr (N > 0) {
@@ -133,7 +139,8 @@ __device__ __forceinline__ double sum_cosines(const double *product, int n, int 
 }
 
 /* Errors of the mix and gains of the product, a lane for each line of the matrices. */
-__device__ __forceinline__ void judge_lines(const float *mix, const double *product, int n, int lane, double worst[MHC_SIMILARITY])
+__device__ __forceinline__ void judge_lines(const float *mix, const double *product, int n, int lane,
+                                            double worst[MHC_SIMILARITY])
 {
     for (int i = lane; i < n; i += 32) {
         double sum[2] = {0, 0}, gain[2] = {0, 0};
@@ -151,7 +158,8 @@ __device__ __forceinline__ void judge_lines(const float *mix, const double *prod
 }
 
 /* Block (s, layer): row s of the sample. */
-template <typename T, int N, int VEC> static __global__ void __launch_bounds__(HEALTH_THREADS) health_rows(const __grid_constant__ struct health_args a)
+template <typename T, int N, int VEC>
+static __global__ void __launch_bounds__(HEALTH_THREADS) health_rows(const __grid_constant__ struct health_args a)
 {
     __shared__ struct health_shared s;
     int sample = (int)blockIdx.x, layer = (int)blockIdx.y, lane = (int)threadIdx.x % 32, n = a.n;
@@ -174,7 +182,8 @@ template <typename T, int N, int VEC> static __global__ void __launch_bounds__(H
 }
 
 /* Block `layer`, a warp for each number. */
-static __global__ void __launch_bounds__(32 * MHC_HEALTH_ITEMS) health_total(const __grid_constant__ struct health_args a)
+static __global__ void __launch_bounds__(32 * MHC_HEALTH_ITEMS)
+    health_total(const __grid_constant__ struct health_args a)
 {
     int item = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, l = (int)blockIdx.x;
     int64_t pairs = min((int64_t)MHC_HEALTH_ROWS, a.rows) * a.n * (a.n - 1) / 2;
@@ -208,7 +217,7 @@ extern "C" int mhc_health_cuda(struct lane *l, const struct mhc_health_args *h)
     }
     a.before = view_of(&h->comp_in);
     a.product = view_of(&h->comp);
-    a.found = (double (*)[MHC_HEALTH_ROWS][MHC_HEALTH_ITEMS])h->work.data;
+    a.found = (double(*)[MHC_HEALTH_ROWS][MHC_HEALTH_ITEMS])h->work.data;
     const struct tensor *y = &h->layer[0].y;
     a.rows = y->dim[0];
     a.layers = h->layers;

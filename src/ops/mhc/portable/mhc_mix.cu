@@ -1,15 +1,14 @@
-/* What moves streams: combine, aggregate (with the norm behind it), expand, the mean, and the backward pass through them. A block
- * takes one row, or a fixed run of rows where sums over channels follow; a thread takes the same channels of all streams, so
- * outputs may lie where inputs did. */
+/* What moves streams: combine, aggregate (with the norm behind it), expand, the mean, and the backward pass through
+ * them. A block takes one row, or a fixed run of rows where sums over channels follow; a thread takes the same channels
+ * of all streams, so outputs may lie where inputs did. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 
 /* Coefficients of a row: in registers for 4 streams, otherwise read where they are used. */
 template <int N> struct mixer {
-    float v[N > 0 ? N * N : 1];
+    float v[N > 0 ? N *N : 1];
     const float *res;
 };
-template <int N> __device__ __forceinline__ struct mixer<N> mixer_of(const float *res, bool profile_d)
-{
+template <int N> __device__ __forceinline__ struct mixer<N> mixer_of(const float *res, bool profile_d) {
     struct mixer<N> m;
     m.res = res;
     if constexpr (N > 0)
@@ -19,8 +18,7 @@ template <int N> __device__ __forceinline__ struct mixer<N> mixer_of(const float
             for (int j = 0; j < N; j++)
                 m.v[i * N + j] = profile_d ? res[j * N + i] : res[i * N + j];
     return m;
-}
-template <int N> __device__ __forceinline__ float mix(const struct mixer<N> &m, bool profile_d, int n, int i, int j)
+} template <int N> __device__ __forceinline__ float mix(const struct mixer<N> &m, bool profile_d, int n, int i, int j)
 {
     if constexpr (N > 0)
         return m.v[i * N + j];
@@ -31,8 +29,7 @@ template <int N> struct gates {
     float v[N > 0 ? N : 1];
     const float *from;
 };
-template <int N> __device__ __forceinline__ struct gates<N> gates_of(const float *from)
-{
+template <int N> __device__ __forceinline__ struct gates<N> gates_of(const float *from) {
     struct gates<N> g;
     g.from = from;
     if constexpr (N > 0)
@@ -40,8 +37,7 @@ template <int N> __device__ __forceinline__ struct gates<N> gates_of(const float
         for (int i = 0; i < N; i++)
             g.v[i] = from[i];
     return g;
-}
-template <int N> __device__ __forceinline__ float gate(const struct gates<N> &g, int i)
+} template <int N> __device__ __forceinline__ float gate(const struct gates<N> &g, int i)
 {
     if constexpr (N > 0)
         return g.v[i];
@@ -50,7 +46,8 @@ template <int N> __device__ __forceinline__ float gate(const struct gates<N> &g,
 }
 
 /* f + bias of VEC channels. */
-template <typename T, int VEC> __device__ __forceinline__ void take_biased(const T *f, const float *bias, int64_t c, float (&v)[VEC])
+template <typename T, int VEC>
+__device__ __forceinline__ void take_biased(const T *f, const float *bias, int64_t c, float (&v)[VEC])
 {
     load_floats(f + c, v);
     if (bias != NULL) {
@@ -62,7 +59,7 @@ template <typename T, int VEC> __device__ __forceinline__ void take_biased(const
     }
 }
 
-/* ---- combine --------------------------------------------------------------------------------------------------- */
+/* ---- combine --------------------------------------------------------------------------------- */
 
 template <typename T, int N, int VEC, bool DROP>
 static __global__ void __launch_bounds__(MHC_THREADS) combine_rows(const __grid_constant__ struct combine_args a)
@@ -121,7 +118,8 @@ static __global__ void __launch_bounds__(MHC_THREADS) combine_rows(const __grid_
 }
 
 /* rho of the streams as they are. */
-template <typename T, int N, int VEC> static __global__ void __launch_bounds__(MHC_THREADS) rho_rows(const __grid_constant__ struct combine_args a)
+template <typename T, int N, int VEC>
+static __global__ void __launch_bounds__(MHC_THREADS) rho_rows(const __grid_constant__ struct combine_args a)
 {
     __shared__ float scratch[MHC_THREADS / 32];
     int64_t row = blockIdx.x, k = streams<N>::count(a.n) * a.d;
@@ -158,14 +156,24 @@ int mhc_combine_rows(struct lane *l, const struct combine_args *a, enum dtype re
 extern "C" int mhc_combine_fwd_cuda(struct lane *l, const struct mhc_combine_fwd_args *c)
 {
     TRY(mhc_combine_fwd_check(c, l->err));
-    struct combine_args a = {.x = view_of(&c->x), .f = view_of(&c->f), .y = view_of(&c->y), .bias = floats(&c->bias),
-        .post = floats(&c->post), .res = floats(&c->res), .post_stride = c->post.stride[0],
-        .res_stride = c->res.stride[0], .rows = c->x.dim[0], .d = c->f.dim[1], .n = (int)c->rule.streams,
-        .profile_d = c->rule.profile == MHC_D, .drop = drop_rule_of(&c->drop)};
-    return mhc_combine_rows(l, &a, c->x.dtype, aligned16(&c->x) && aligned16(&c->f) && aligned16(&c->y) && pointer16(a.bias));
+    struct combine_args a = {.x = view_of(&c->x),
+                             .f = view_of(&c->f),
+                             .y = view_of(&c->y),
+                             .bias = floats(&c->bias),
+                             .post = floats(&c->post),
+                             .res = floats(&c->res),
+                             .post_stride = c->post.stride[0],
+                             .res_stride = c->res.stride[0],
+                             .rows = c->x.dim[0],
+                             .d = c->f.dim[1],
+                             .n = (int)c->rule.streams,
+                             .profile_d = c->rule.profile == MHC_D,
+                             .drop = drop_rule_of(&c->drop)};
+    return mhc_combine_rows(l, &a, c->x.dtype,
+                            aligned16(&c->x) && aligned16(&c->f) && aligned16(&c->y) && pointer16(a.bias));
 }
 
-/* ---- aggregate --------------------------------------------------------------------------------------------------- */
+/* ---- aggregate ------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ float stream_weight(const struct weight_args &w, int64_t row, int i)
 {
@@ -181,8 +189,9 @@ template <int N> struct weights {
     float v[N > 0 ? N : 1];
     bool same;
 };
-template <int N> __device__ __forceinline__ struct weights<N> weights_of(const struct weight_args &w, int64_t row, int n, float *shared)
-{
+template <int N>
+__device__ __forceinline__ struct weights<N> weights_of(const struct weight_args &w, int64_t row, int n,
+                                                        float *shared) {
     struct weights<N> out;
     out.same = w.pre == NULL && w.m == NULL;
     if constexpr (N > 0) {
@@ -198,8 +207,7 @@ template <int N> __device__ __forceinline__ struct weights<N> weights_of(const s
         }
     }
     return out;
-}
-template <int N> __device__ __forceinline__ float weight(const struct weights<N> &w, const float *shared, int i)
+} template <int N> __device__ __forceinline__ float weight(const struct weights<N> &w, const float *shared, int i)
 {
     if constexpr (N > 0)
         return w.v[i];
@@ -208,7 +216,8 @@ template <int N> __device__ __forceinline__ float weight(const struct weights<N>
 }
 
 template <typename T, int N, int VEC>
-__device__ __forceinline__ void aggregate(const T *x, int64_t d, int n, const struct weights<N> &w, const float *shared, int64_t c, float (&out)[VEC])
+__device__ __forceinline__ void aggregate(const T *x, int64_t d, int n, const struct weights<N> &w, const float *shared,
+                                          int64_t c, float (&out)[VEC])
 {
     if constexpr (N > 0) {
         struct held in[N];
@@ -233,7 +242,8 @@ __device__ __forceinline__ void aggregate(const T *x, int64_t d, int n, const st
     }
 }
 
-/* Without the norm, where threads need not wait for each other, a block takes a row in one step if it can; with the norm and 1 / rms known, in two. */
+/* Without the norm, where threads need not wait for each other, a block takes a row in one step if it can; with the
+ * norm and 1 / rms known, in two. */
 enum { WIDE_THREADS = 1024, GIVEN_THREADS = 512 };
 static inline unsigned wide_threads(int64_t d, int vec, int most)
 {
@@ -242,7 +252,8 @@ static inline unsigned wide_threads(int64_t d, int vec, int most)
 }
 
 template <typename T, int N, int VEC, bool NORM>
-static __global__ void __launch_bounds__(NORM ? (int)MHC_THREADS : (int)WIDE_THREADS) aggregate_rows(const __grid_constant__ struct aggregate_args a)
+static __global__ void __launch_bounds__(NORM ? (int)MHC_THREADS : (int)WIDE_THREADS)
+    aggregate_rows(const __grid_constant__ struct aggregate_args a)
 {
     __shared__ float scratch[MHC_THREADS / 32], shared[MHC_MAX_STREAMS];
     /* From the end: what was written last is still in the cache. */
@@ -289,7 +300,8 @@ static __global__ void __launch_bounds__(NORM ? (int)MHC_THREADS : (int)WIDE_THR
 }
 
 /* The same with 1 / rms given. */
-template <typename T, int N, int VEC> static __global__ void __launch_bounds__(GIVEN_THREADS) scale_rows(const __grid_constant__ struct aggregate_args a)
+template <typename T, int N, int VEC>
+static __global__ void __launch_bounds__(GIVEN_THREADS) scale_rows(const __grid_constant__ struct aggregate_args a)
 {
     int64_t row = gridDim.x - 1 - blockIdx.x;
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.d; c += (int64_t)blockDim.x * VEC) {
@@ -319,15 +331,17 @@ int mhc_aggregate_rows(struct lane *l, const struct aggregate_args *a, enum dtyp
         if (a->norm)
             LAUNCH(l, (aggregate_rows<T, N, VEC, true>), (unsigned)a->rows, mhc_threads(a->d, VEC), 0, *a);
         else
-            LAUNCH(l, (aggregate_rows<T, N, VEC, false>), (unsigned)a->rows, wide_threads(a->d, VEC, WIDE_THREADS), 0, *a);
+            LAUNCH(l, (aggregate_rows<T, N, VEC, false>), (unsigned)a->rows, wide_threads(a->d, VEC, WIDE_THREADS), 0,
+                   *a);
     });
     return ST_OK;
 }
 
-static int aggregate_into(struct lane *l, const struct tensor *x, const struct tensor *out, const struct weight_args *w, int64_t n)
+static int aggregate_into(struct lane *l, const struct tensor *x, const struct tensor *out, const struct weight_args *w,
+                          int64_t n)
 {
-    struct aggregate_args a = {.x = view_of(x), .out = view_of(out), .weight = *w, .rows = out->dim[0],
-        .d = out->dim[1], .n = (int)n};
+    struct aggregate_args a = {
+        .x = view_of(x), .out = view_of(out), .weight = *w, .rows = out->dim[0], .d = out->dim[1], .n = (int)n};
     return mhc_aggregate_rows(l, &a, x->dtype, aligned16(x) && aligned16(out));
 }
 
@@ -359,11 +373,13 @@ extern "C" int mhc_expand_bwd_cuda(struct lane *l, const struct mhc_expand_bwd_a
     return a->dx.dim[1] == 0 ? ST_OK : aggregate_into(l, &a->dy, &a->dx, &w, a->dy.dim[1] / a->dx.dim[1]);
 }
 
-/* ---- the other way: one to all streams ----------------------------------------------------------------------------- */
+/* ---- the other way: one to all streams ------------------------------------------------------- */
 
 /* out_i (+)= weight_i one */
 template <typename T, int N, int VEC>
-static __global__ void __launch_bounds__(MHC_THREADS) fan_rows(struct view one, struct view out, const __grid_constant__ struct weight_args by, int64_t d, int n_, bool add)
+static __global__ void __launch_bounds__(MHC_THREADS)
+    fan_rows(struct view one, struct view out, const __grid_constant__ struct weight_args by, int64_t d, int n_,
+             bool add)
 {
     __shared__ float shared[MHC_MAX_STREAMS];
     int64_t row = blockIdx.x;
@@ -387,11 +403,13 @@ static __global__ void __launch_bounds__(MHC_THREADS) fan_rows(struct view one, 
     }
 }
 
-static int fan_out(struct lane *l, const struct tensor *one, const struct tensor *out, const struct weight_args *w, int64_t n, bool add)
+static int fan_out(struct lane *l, const struct tensor *one, const struct tensor *out, const struct weight_args *w,
+                   int64_t n, bool add)
 {
     int64_t d = one->dim[1];
     MHC_DISPATCH(one->dtype, n, aligned16(one) && aligned16(out), T, N, VEC,
-                 LAUNCH(l, (fan_rows<T, N, VEC>), (unsigned)one->dim[0], mhc_threads(d, VEC), 0, view_of(one), view_of(out), *w, d, (int)n, add));
+                 LAUNCH(l, (fan_rows<T, N, VEC>), (unsigned)one->dim[0], mhc_threads(d, VEC), 0, view_of(one),
+                        view_of(out), *w, d, (int)n, add));
     return ST_OK;
 }
 
@@ -417,7 +435,9 @@ extern "C" int mhc_expand_fwd_cuda(struct lane *l, const struct mhc_expand_fwd_a
 }
 
 /* One dot product per block: rows and streams. */
-template <typename T> static __global__ void __launch_bounds__(128) stream_dots(struct view one, struct view streams, float *dots, int64_t stride, int64_t d)
+template <typename T>
+static __global__ void __launch_bounds__(128)
+    stream_dots(struct view one, struct view streams, float *dots, int64_t stride, int64_t d)
 {
     __shared__ float scratch[4];
     int64_t row = blockIdx.x;
@@ -435,7 +455,9 @@ int mhc_stream_dots(struct lane *l, const struct tensor *one, const struct tenso
 {
     int64_t d = one->dim[1];
     unsigned n = d > 0 ? (unsigned)(streams->dim[1] / d) : 0;
-    BY_REAL(one->dtype, T, LAUNCH(l, stream_dots<T>, dim3((unsigned)one->dim[0], n), 128, 0, view_of(one), view_of(streams), dots, stride, d));
+    BY_REAL(one->dtype, T,
+            LAUNCH(l, stream_dots<T>, dim3((unsigned)one->dim[0], n), 128, 0, view_of(one), view_of(streams), dots,
+                   stride, d));
     return ST_OK;
 }
 
@@ -447,7 +469,8 @@ struct aggregate_bwd {
     int64_t pre_stride, dpre_stride, d;
     bool add;
 };
-template <typename T, int N, int VEC> static __global__ void __launch_bounds__(MHC_THREADS) aggregate_bwd_rows(const __grid_constant__ struct aggregate_bwd a)
+template <typename T, int N, int VEC>
+static __global__ void __launch_bounds__(MHC_THREADS) aggregate_bwd_rows(const __grid_constant__ struct aggregate_bwd a)
 {
     __shared__ float sums[MHC_THREADS / 32][N];
     int64_t row = blockIdx.x;
@@ -491,8 +514,8 @@ template <typename T, int N, int VEC> static __global__ void __launch_bounds__(M
 
 static int aggregate_bwd_4(struct lane *l, const struct mhc_aggregate_bwd_args *b)
 {
-    struct aggregate_bwd a = {view_of(&b->da), view_of(&b->x), view_of(&b->dx), floats(&b->pre), floats(&b->dpre),
-                              b->pre.stride[0], b->dpre.stride[0], b->da.dim[1], b->acc_dx};
+    struct aggregate_bwd a = {view_of(&b->da),  view_of(&b->x),    view_of(&b->dx), floats(&b->pre), floats(&b->dpre),
+                              b->pre.stride[0], b->dpre.stride[0], b->da.dim[1],    b->acc_dx};
     unsigned rows = (unsigned)b->da.dim[0];
     if (b->da.dtype == DT_BF16)
         LAUNCH(l, (aggregate_bwd_rows<bf16, 4, 8>), rows, mhc_threads(a.d, 8), 0, a);
@@ -504,7 +527,8 @@ static int aggregate_bwd_4(struct lane *l, const struct mhc_aggregate_bwd_args *
 extern "C" int mhc_aggregate_bwd_cuda(struct lane *l, const struct mhc_aggregate_bwd_args *a)
 {
     TRY(mhc_aggregate_bwd_check(a, l->err));
-    if (a->pre.dim[1] == 4 && aligned16(&a->da) && aligned16(&a->x) && aligned16(&a->dx) && whole_vectors(a->da.dim[1], a->da.dtype))
+    if (a->pre.dim[1] == 4 && aligned16(&a->da) && aligned16(&a->x) && aligned16(&a->dx) &&
+        whole_vectors(a->da.dim[1], a->da.dtype))
         return aggregate_bwd_4(l, a);
     struct weight_args w = given_weights(&a->pre);
     TRY(mhc_stream_dots(l, &a->da, &a->x, floats(&a->dpre), a->dpre.stride[0]));

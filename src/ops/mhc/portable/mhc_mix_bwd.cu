@@ -1,11 +1,12 @@
-/* The backward pass through norm, aggregate and combine. A block takes a fixed run of rows, one after the other; a thread takes the
- * same channels of all streams and all rows. Sums over channels are left per warp in shared memory and finished for a group of
- * rows at once, so that warps wait for each other once per group and not once per row. Sums over rows (dgain, dbias) are one
- * partial row per block.
+/* The backward pass through norm, aggregate and combine. A block takes a fixed run of rows, one after the other; a
+ * thread takes the same channels of all streams and all rows. Sums over channels are left per warp in shared memory and
+ * finished for a group of rows at once, so that warps wait for each other once per group and not once per row. Sums
+ * over rows (dgain, dbias) are one partial row per block.
  *
- * What lies in local memory: arrays of the copies for any number of streams, which are indexed by it; and with dropout 172 bytes of spills (20 in fp32) of the copy for 4
- * streams that opens and closes, which would need more than the 128 registers that two blocks to a multiprocessor leave. That one serves
- * boundaries with a gradient of the bias or with channels that no pass takes. Combine alone has none. */
+ * What lies in local memory: arrays of the copies for any number of streams, which are indexed by it; and with dropout
+ * 172 bytes of spills (20 in fp32) of the copy for 4 streams that opens and closes, which would need more than the 128
+ * registers that two blocks to a multiprocessor leave. That one serves boundaries with a gradient of the bias or with
+ * channels that no pass takes. Combine alone has none. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 
 enum { WARPS = MHC_THREADS / 32 };
@@ -31,16 +32,18 @@ template <int COUNT> __device__ __forceinline__ void leave_sums(float (&v)[COUNT
         to[lane / (32 / COUNT)] = sum;
 }
 
-/* ---- norm and aggregate -------------------------------------------------------------------------------------------- */
+/* ---- norm and aggregate ---------------------------------------------------------------------- */
 
 template <typename T, int N, int VEC>
-static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 3 : 1) norm_bwd_rows(const __grid_constant__ struct norm_bwd_args a)
+static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 3 : 1)
+    norm_bwd_rows(const __grid_constant__ struct norm_bwd_args a)
 {
     constexpr int MAX = streams<N>::MAX, GROUP = N > 0 ? 32 : 8;
     /* [0, n): <y_i, u>; [MAX, MAX + n): <y_i, a> */
     __shared__ float sums[GROUP][WARPS][2 * MAX];
     int n = streams<N>::count(a.n), warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
-    int64_t mine = (int64_t)threadIdx.x * VEC, first = blockIdx.x * a.rows_per_block, end = min(first + a.rows_per_block, a.rows);
+    int64_t mine = (int64_t)threadIdx.x * VEC, first = blockIdx.x * a.rows_per_block,
+            end = min(first + a.rows_per_block, a.rows);
     float dgain[VEC] = {}; /* of this thread's first channels; of others in memory */
     for (int64_t start = first; start < end; start += GROUP) {
         int count = (int)min(end - start, (int64_t)GROUP);
@@ -131,17 +134,18 @@ int mhc_norm_bwd_rows(struct lane *l, const struct norm_bwd_args *a, enum dtype 
     return ST_OK;
 }
 
-/* ---- the stream's gradient, and combine ------------------------------------------------------------------------------ */
+/* ---- the stream's gradient, and combine ------------------------------------------------------ */
 
 /* What is constant along a row, in registers for 4 streams. */
 template <int N> struct row_coef {
-    float pre[N > 0 ? N : 1], post[N > 0 ? N : 1], mix[N > 0 ? N * N : 1];
+    float pre[N > 0 ? N : 1], post[N > 0 ? N : 1], mix[N > 0 ? N *N : 1];
     const float *pre_at, *post_at, *res_at;
     float rstd, m, scale;
 };
-template <int N, bool OPENS, bool CLOSES> __device__ __forceinline__ struct row_coef<N> row_coef_of(const struct mix_bwd_args &a, int64_t row)
-{
-    struct row_coef<N> k = {};
+template <int N, bool OPENS, bool CLOSES>
+__device__ __forceinline__ struct row_coef<N> row_coef_of(const struct mix_bwd_args &a, int64_t row) {
+    struct row_coef<N> k = {
+    };
     if (OPENS) {
         k.pre_at = a.pre + row * a.pre_stride;
         k.rstd = a.rstd[row * a.rstd_stride];
@@ -166,8 +170,7 @@ template <int N, bool OPENS, bool CLOSES> __device__ __forceinline__ struct row_
         }
     }
     return k;
-}
-template <int N> __device__ __forceinline__ float pre_of(const struct row_coef<N> &k, int i)
+} template <int N> __device__ __forceinline__ float pre_of(const struct row_coef<N> &k, int i)
 {
     if constexpr (N > 0)
         return k.pre[i];
@@ -182,7 +185,8 @@ template <int N, bool HELD> __device__ __forceinline__ float post_of(const struc
     else
         return k.post_at[i];
 }
-template <int N, bool HELD> __device__ __forceinline__ float mix_of(const struct row_coef<N> &k, bool profile_d, int n, int i, int j)
+template <int N, bool HELD>
+__device__ __forceinline__ float mix_of(const struct row_coef<N> &k, bool profile_d, int n, int i, int j)
 {
     if constexpr (N > 0 && HELD)
         return k.mix[i * N + j];
@@ -192,7 +196,8 @@ template <int N, bool HELD> __device__ __forceinline__ float mix_of(const struct
 
 /* g_i of VEC channels from c on. */
 template <typename T, int N, int VEC, bool OPENS>
-__device__ __forceinline__ void stream_gradient(const struct mix_bwd_args &a, const struct row_coef<N> &k, int64_t row, int64_t c, int n, float (&g)[streams<N>::MAX][VEC])
+__device__ __forceinline__ void stream_gradient(const struct mix_bwd_args &a, const struct row_coef<N> &k, int64_t row,
+                                                int64_t c, int n, float (&g)[streams<N>::MAX][VEC])
 {
     constexpr int MAX = streams<N>::MAX;
     struct held dy[MAX] = {};
@@ -239,7 +244,8 @@ __device__ __forceinline__ void stream_gradient(const struct mix_bwd_args &a, co
 }
 
 template <typename T, int N, int VEC, bool OPENS, bool CLOSES, bool DROP>
-static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 2 : 1) mix_bwd_rows(const __grid_constant__ struct mix_bwd_args a)
+static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 2 : 1)
+    mix_bwd_rows(const __grid_constant__ struct mix_bwd_args a)
 {
     constexpr int MAX = streams<N>::MAX, GROUP = N > 0 ? 16 : 2, SUMS = CLOSES ? MAX * MAX + MAX : 1;
     /* [0, n n): <g_i, x_j>; [n n, n n + n): <dropped g_i, f> */
@@ -342,15 +348,16 @@ static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 2 : 1) mix_bwd_row
         }
     }
     if (CLOSES && a.dbias != NULL && a.sums_here)
-        for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.d; c += (int64_t)blockDim.x * VEC) { /* what this thread has summed */
+        /* what this thread has summed */
+        for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.d; c += (int64_t)blockDim.x * VEC) {
             float sum[VEC];
             load_floats(here + c, sum);
             store_floats(a.dbias + blockIdx.x * a.d + c, sum);
         }
 }
 
-/* Combine alone: small blocks, so that one loads while another has its sums to finish (128 threads instead of 256: 5 % less time at 7168 channels, 9 % at
- * 2048), and few rows to a block where nothing is summed over rows. */
+/* Combine alone: small blocks, so that one loads while another has its sums to finish (128 threads instead of 256: 5 %
+ * less time at 7168 channels, 9 % at 2048), and few rows to a block where nothing is summed over rows. */
 static unsigned combine_threads(int64_t d, int vec) { return (unsigned)min_i64(128, mhc_threads(d, vec)); }
 static int64_t combine_rows_per_block(int64_t rows, int64_t d, enum dtype real, bool dbias)
 {
@@ -362,7 +369,8 @@ enum { MOST_SUMS_HERE = 32 << 10 }; /* bytes: four blocks have room */
 
 template <typename T, int N, int VEC> static int launch_mix_bwd(struct lane *l, const struct mix_bwd_args *a)
 {
-    unsigned grid = (unsigned)ceil_div(a->rows - a->first_row, a->rows_per_block), threads = a->opens ? mhc_threads(a->d, VEC) : combine_threads(a->d, VEC);
+    unsigned grid = (unsigned)ceil_div(a->rows - a->first_row, a->rows_per_block),
+             threads = a->opens ? mhc_threads(a->d, VEC) : combine_threads(a->d, VEC);
     unsigned room = a->sums_here ? (unsigned)(a->d * (int64_t)sizeof(float)) : 0;
     bool drop = a->drop.info != NULL;
     if (!a->closes)
@@ -383,10 +391,13 @@ int mhc_mix_bwd_rows(struct lane *l, const struct mix_bwd_args *a, enum dtype re
     MHC_DISPATCH(real, a->n, aligned && whole_vectors(a->d, real), T, N, VEC, return (launch_mix_bwd<T, N, VEC>(l, a)));
 }
 
-/* ---- the primitive ----------------------------------------------------------------------------------------------------- */
+/* ---- the primitive --------------------------------------------------------------------------- */
 
 /* Rows of partial sums for dbias. */
-static int64_t combine_blocks(int64_t rows, int64_t d, enum dtype real) { return ceil_div(rows, combine_rows_per_block(rows, d, real, true)); }
+static int64_t combine_blocks(int64_t rows, int64_t d, enum dtype real)
+{
+    return ceil_div(rows, combine_rows_per_block(rows, d, real, true));
+}
 
 extern "C" int64_t mhc_combine_bwd_work_cuda(const struct mhc_combine_bwd_args *a)
 {
@@ -398,18 +409,35 @@ extern "C" int mhc_combine_bwd_cuda(struct lane *l, const struct mhc_combine_bwd
 {
     TRY(mhc_combine_bwd_check(c, l->err));
     TRY(check_work("mhc_combine_bwd", &c->work, mhc_combine_bwd_work_cuda(c), l->err));
-    struct mix_bwd_args a = {.dy = view_of(&c->dy), .dx = view_of(&c->dx), .x = view_of(&c->x), .f = view_of(&c->f),
-        .df = view_of(&c->df), .bias = floats(&c->bias), .post = floats(&c->post), .res = floats(&c->res),
-        .dpre = floats(&c->dpre), .dpost = floats(&c->dpost), .dres = floats(&c->dres),
-        .post_stride = c->post.stride[0], .res_stride = c->res.stride[0], .dpre_stride = c->dpre.stride[0],
-        .dpost_stride = c->dpost.stride[0], .dres_stride = c->dres.stride[0],
-        .dbias = present(&c->dbias) ? floats(&c->work) : NULL, .rows = c->dx.dim[0], .d = c->df.dim[1],
-        .n = (int)c->rule.streams, .profile_d = c->rule.profile == MHC_D, .closes = true,
-        .drop = drop_rule_of(&c->drop)};
+    struct mix_bwd_args a = {.dy = view_of(&c->dy),
+                             .dx = view_of(&c->dx),
+                             .x = view_of(&c->x),
+                             .f = view_of(&c->f),
+                             .df = view_of(&c->df),
+                             .bias = floats(&c->bias),
+                             .post = floats(&c->post),
+                             .res = floats(&c->res),
+                             .dpre = floats(&c->dpre),
+                             .dpost = floats(&c->dpost),
+                             .dres = floats(&c->dres),
+                             .post_stride = c->post.stride[0],
+                             .res_stride = c->res.stride[0],
+                             .dpre_stride = c->dpre.stride[0],
+                             .dpost_stride = c->dpost.stride[0],
+                             .dres_stride = c->dres.stride[0],
+                             .dbias = present(&c->dbias) ? floats(&c->work) : NULL,
+                             .rows = c->dx.dim[0],
+                             .d = c->df.dim[1],
+                             .n = (int)c->rule.streams,
+                             .profile_d = c->rule.profile == MHC_D,
+                             .closes = true,
+                             .drop = drop_rule_of(&c->drop)};
     a.rows_per_block = combine_rows_per_block(a.rows, a.d, c->dx.dtype, a.dbias != NULL);
     a.sums_here = a.dbias != NULL && a.d * (int64_t)sizeof(float) <= MOST_SUMS_HERE;
     TRY(mhc_mix_bwd_rows(l, &a, c->dx.dtype,
-                         aligned16(&c->dy) && aligned16(&c->dx) && aligned16(&c->x) && aligned16(&c->f) && aligned16(&c->df) &&
-                             pointer16(a.bias) && pointer16(a.dbias)));
-    return a.dbias == NULL ? ST_OK : add_partials(l, a.dbias, combine_blocks(a.rows, a.d, c->dx.dtype), a.d, floats(&c->dbias), a.d, 0, c->acc_dbias);
+                         aligned16(&c->dy) && aligned16(&c->dx) && aligned16(&c->x) && aligned16(&c->f) &&
+                             aligned16(&c->df) && pointer16(a.bias) && pointer16(a.dbias)));
+    return a.dbias == NULL ? ST_OK
+                           : add_partials(l, a.dbias, combine_blocks(a.rows, a.d, c->dx.dtype), a.d, floats(&c->dbias),
+                                          a.d, 0, c->acc_dbias);
 }

@@ -1,17 +1,22 @@
 /* Products of the streams with small fp32 matrices: the projection p = x w^T, its gradient, and dw = dp^T x.
  *
- * bf16 streams meet the matrix as two bf16 halves (high + low), so that the library's tensor-core products give it 16 bits
- * of fraction; the boundary and all weight gradients go this way. The primitives have one form for Hopper, which splits up to 24 rows of w
- * on the way (mhc_project_ring.cu; dx and dw together in mhc_project_back.cu), and one for all else, below. */
+ * bf16 streams meet the matrix as two bf16 halves (high + low), so that the library's tensor-core products give it 16
+ * bits of fraction; the boundary and all weight gradients go this way. The primitives have one form for Hopper, which
+ * splits up to 24 rows of w on the way (mhc_project_ring.cu; dx and dw together in mhc_project_back.cu), and one for
+ * all else, below. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 #include "ops/gemm/gemm.h"
 
 __device__ __forceinline__ bf16 high_half(float v) { return __float2bfloat16_rn(v); }
-__device__ __forceinline__ bf16 low_half(float v) { return __float2bfloat16_rn(v - __bfloat162float(__float2bfloat16_rn(v))); }
+__device__ __forceinline__ bf16 low_half(float v)
+{
+    return __float2bfloat16_rn(v - __bfloat162float(__float2bfloat16_rn(v)));
+}
 
-/* ---- halves ------------------------------------------------------------------------------------------------------- */
+/* ---- halves ---------------------------------------------------------------------------------- */
 
-static __global__ void split_matrix(const float *w, int64_t stride, int64_t n, int64_t k, bf16 *out, int64_t padded, int64_t out_stride, int parts)
+static __global__ void split_matrix(const float *w, int64_t stride, int64_t n, int64_t k, bf16 *out, int64_t padded,
+                                    int64_t out_stride, int parts)
 {
     int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
     if (c >= k)
@@ -24,24 +29,29 @@ static __global__ void split_matrix(const float *w, int64_t stride, int64_t n, i
 int mhc_split_matrix(struct lane *l, const struct tensor *w, bf16 *out, int parts)
 {
     int64_t n = w->dim[0], k = w->dim[1], padded = split_rows(n);
-    LAUNCH(l, split_matrix, dim3((unsigned)ceil_div(k, 256), (unsigned)padded), 256, 0, floats(w), w->stride[0], n, k, out, padded,
-           split_stride(k), parts);
+    LAUNCH(l, split_matrix, dim3((unsigned)ceil_div(k, 256), (unsigned)padded), 256, 0, floats(w), w->stride[0], n, k,
+           out, padded, split_stride(k), parts);
     return ST_OK;
 }
 
-/* ---- dw ----------------------------------------------------------------------------------------------------------- */
+/* ---- dw -------------------------------------------------------------------------------------- */
 
 /* dp of one row and logit: as given, or from dz. */
 __device__ __forceinline__ float dp_of(const struct outer_args &a, int64_t row, int64_t i)
 {
     float v = a.dp[row * a.dp_stride + i];
     if (a.rho != NULL)
-        v *= *(i < a.streams ? a.a_pre : i < 2 * a.streams ? a.a_post : a.a_res) / (a.rho[row * a.rho_stride] + (float)MHC_EPS);
+        v *= *(i < a.streams       ? a.a_pre
+               : i < 2 * a.streams ? a.a_post
+                                   : a.a_res) /
+             (a.rho[row * a.rho_stride] + (float)MHC_EPS);
     return v;
 }
 
 /* T bf16: [rows, 2 padded], high | low; float: [rows, padded]. */
-template <typename T> static __global__ void write_dp(const __grid_constant__ struct outer_args a, int64_t rows, int64_t n, int64_t padded, T *out)
+template <typename T>
+static __global__ void write_dp(const __grid_constant__ struct outer_args a, int64_t rows, int64_t n, int64_t padded,
+                                T *out)
 {
     int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = index / padded, i = index % padded;
     if (row >= rows)
@@ -55,7 +65,8 @@ template <typename T> static __global__ void write_dp(const __grid_constant__ st
     }
 }
 
-static __global__ void add_halves(const float *sums, int64_t padded, int64_t sums_stride, float *dw, int64_t stride, int64_t k, bool acc)
+static __global__ void add_halves(const float *sums, int64_t padded, int64_t sums_stride, float *dw, int64_t stride,
+                                  int64_t k, bool acc)
 {
     int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, i = blockIdx.y;
     if (c >= k)
@@ -100,7 +111,8 @@ int mhc_outer(struct lane *l, const struct outer_args *a, void *work)
     g.a = tensor_2d(dp, DT_BF16, rows, 2 * padded);
     g.c = strided_2d(sums, DT_F32, 2 * padded, k, stride);
     TRY(gemm_cuda(l, &g));
-    LAUNCH(l, add_halves, dim3((unsigned)ceil_div(k, 256), (unsigned)n), 256, 0, sums, padded, stride, floats(&a->dw), a->dw.stride[0], k, a->acc);
+    LAUNCH(l, add_halves, dim3((unsigned)ceil_div(k, 256), (unsigned)n), 256, 0, sums, padded, stride, floats(&a->dw),
+           a->dw.stride[0], k, a->acc);
     return ST_OK;
 }
 
@@ -111,11 +123,12 @@ int mhc_project_back(struct lane *l, const struct mhc_project_bwd_args *b);
 bool mhc_project_rings(const struct lane *l, const struct mhc_project_fwd_args *b);
 int mhc_project_ring(struct lane *l, const struct mhc_project_fwd_args *b);
 
-/* ---- primitives ---------------------------------------------------------------------------------------------------- */
+/* ---- primitives ------------------------------------------------------------------------------ */
 
 /* A warp per output; output n is rho. */
 template <typename T>
-static __global__ void __launch_bounds__(256) project_rows(struct view x_rows, struct view w, struct view p, struct view rho, int64_t n, int64_t k)
+static __global__ void __launch_bounds__(256)
+    project_rows(struct view x_rows, struct view w, struct view p, struct view rho, int64_t n, int64_t k)
 {
     int64_t row = blockIdx.x, i = (int64_t)blockIdx.y * 8 + threadIdx.x / 32;
     if (i > n)
@@ -146,8 +159,8 @@ extern "C" int mhc_project_fwd_cuda(struct lane *l, const struct mhc_project_fwd
     if (mhc_project_rings(l, a))
         return mhc_project_ring(l, a);
     BY_REAL(a->x.dtype, T,
-            LAUNCH(l, project_rows<T>, dim3((unsigned)a->x.dim[0], (unsigned)ceil_div(n + 1, 8)), 256, 0, view_of(&a->x), view_of(&a->w), view_of(&a->p),
-                   view_of(&a->rho), n, k));
+            LAUNCH(l, project_rows<T>, dim3((unsigned)a->x.dim[0], (unsigned)ceil_div(n + 1, 8)), 256, 0,
+                   view_of(&a->x), view_of(&a->w), view_of(&a->p), view_of(&a->rho), n, k));
     return ST_OK;
 }
 
@@ -157,7 +170,8 @@ struct project_bwd {
     bool acc;
 };
 enum { DX_ROWS = 8 }; /* of a block, for which a number of w is read once */
-template <typename T> static __global__ void __launch_bounds__(256) project_dx(const __grid_constant__ struct project_bwd a)
+template <typename T>
+static __global__ void __launch_bounds__(256) project_dx(const __grid_constant__ struct project_bwd a)
 {
     int64_t first = (int64_t)blockIdx.x * DX_ROWS, c = (int64_t)blockIdx.y * 256 + threadIdx.x;
     if (c >= a.k)
@@ -185,22 +199,25 @@ template <typename T> static __global__ void __launch_bounds__(256) project_dx(c
 
 extern "C" int64_t mhc_project_bwd_work_cuda(const struct mhc_project_bwd_args *a)
 {
-    return a->dw.rank == 0 ? 0 : max_i64(mhc_outer_bytes(a->x.dim[0], a->w.dim[0], a->x.dim[1], a->x.dtype), mhc_project_back_bytes(a));
+    return a->dw.rank == 0
+               ? 0
+               : max_i64(mhc_outer_bytes(a->x.dim[0], a->w.dim[0], a->x.dim[1], a->x.dtype), mhc_project_back_bytes(a));
 }
 
 extern "C" int mhc_project_bwd_cuda(struct lane *l, const struct mhc_project_bwd_args *p)
 {
     TRY(mhc_project_bwd_check(p, l->err));
     TRY(check_work("mhc_project_bwd", &p->work, mhc_project_bwd_work_cuda(p), l->err));
-    struct project_bwd a = {view_of(&p->dp), view_of(&p->drho), view_of(&p->x), view_of(&p->w), view_of(&p->rho), view_of(&p->dx),
-                            p->x.dim[0], p->w.dim[0], p->x.dim[1], p->acc_dx};
+    struct project_bwd a = {view_of(&p->dp), view_of(&p->drho), view_of(&p->x), view_of(&p->w), view_of(&p->rho),
+                            view_of(&p->dx), p->x.dim[0],       p->w.dim[0],    p->x.dim[1],    p->acc_dx};
     if (mhc_project_back_can(l, p))
         return mhc_project_back(l, p);
-    BY_REAL(p->x.dtype, T,
-            LAUNCH(l, project_dx<T>, dim3((unsigned)ceil_div(a.rows, DX_ROWS), (unsigned)ceil_div(a.k, 256)), 256, 0, a));
+    BY_REAL(
+        p->x.dtype, T,
+        LAUNCH(l, project_dx<T>, dim3((unsigned)ceil_div(a.rows, DX_ROWS), (unsigned)ceil_div(a.k, 256)), 256, 0, a));
     if (!present(&p->dw))
         return ST_OK;
-    struct outer_args o = {.dp = floats(&p->dp), .dp_stride = p->dp.stride[0], .y = p->x, .dw = p->dw,
-        .acc = p->acc_dw};
+    struct outer_args o = {
+        .dp = floats(&p->dp), .dp_stride = p->dp.stride[0], .y = p->x, .dw = p->dw, .acc = p->acc_dw};
     return mhc_outer(l, &o, p->work.data);
 }

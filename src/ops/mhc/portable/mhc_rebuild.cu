@@ -1,9 +1,11 @@
-/* Streams of several sublayers recomputed in one launch; see mhc.h. A channel of a token never meets another one on its way, so a
- * thread takes VEC channels of all streams into registers and walks through the layers with them: of each layer it reads f and writes
- * y, where combine after combine would read y again. Rounding and the order of sums are combine's (mhc_mix.cu).
+/* Streams of several sublayers recomputed in one launch; see mhc.h. A channel of a token never meets another one on its
+ * way, so a thread takes VEC channels of all streams into registers and walks through the layers with them: of each
+ * layer it reads f and writes y, where combine after combine would read y again. Rounding and the order of sums are
+ * combine's (mhc_mix.cu).
  *
- * A block takes part of one row. The row's coefficients of all layers go to shared memory first, while the streams are on their way. Only the copies for any
- * number of streams have arrays in local memory, because they are indexed by it. */
+ * A block takes part of one row. The row's coefficients of all layers go to shared memory first, while the streams are
+ * on their way. Only the copies for any number of streams have arrays in local memory, because they are indexed by it.
+ * */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 
 enum {
@@ -46,9 +48,13 @@ template <typename T, int VEC> __device__ __forceinline__ void put(T *p, const s
 }
 
 /* Floats of a layer in shared memory: n rows of its mixing matrix, then post. */
-template <int N> __device__ __forceinline__ int coef_floats(int n) { return streams<N>::count(n) * (streams<N>::count(n) + 1); }
+template <int N> __device__ __forceinline__ int coef_floats(int n)
+{
+    return streams<N>::count(n) * (streams<N>::count(n) + 1);
+}
 
-template <int N> __device__ __forceinline__ void gather_coefficients(const struct rebuild_args &a, int64_t row, float *shared)
+template <int N>
+__device__ __forceinline__ void gather_coefficients(const struct rebuild_args &a, int64_t row, float *shared)
 {
     int n = streams<N>::count(a.n), each = coef_floats<N>(a.n);
 #pragma unroll 1
@@ -64,17 +70,16 @@ template <int N> struct mix_row {
     float v[N > 0 ? N : 1];
     const float *from;
 };
-template <int N> __device__ __forceinline__ struct mix_row<N> mix_row_of(const float *coef, int n, int i)
-{
-    struct mix_row<N> m = {};
+template <int N> __device__ __forceinline__ struct mix_row<N> mix_row_of(const float *coef, int n, int i) {
+    struct mix_row<N> m = {
+    };
     m.from = coef + i * n;
     if constexpr (N == 4) {
         float4 v = *(const float4 *)m.from;
         m.v[0] = v.x, m.v[1] = v.y, m.v[2] = v.z, m.v[3] = v.w;
     }
     return m;
-}
-template <int N> __device__ __forceinline__ float weight_of(const struct mix_row<N> &m, int j)
+} template <int N> __device__ __forceinline__ float weight_of(const struct mix_row<N> &m, int j)
 {
     if constexpr (N == 4)
         return m.v[j];
@@ -157,8 +162,12 @@ static __global__ void __launch_bounds__(REBUILD_THREADS) rebuild_rows(const __g
 
 static struct rebuild_args device_args(const struct mhc_rebuild_args *b)
 {
-    struct rebuild_args a = {.x = view_of(&b->x), .drop = drop_rule_of(&b->drop), .d = b->x.dim[1] / b->rule.streams,
-        .n = (int)b->rule.streams, .layers = b->layers, .profile_d = b->rule.profile == MHC_D};
+    struct rebuild_args a = {.x = view_of(&b->x),
+                             .drop = drop_rule_of(&b->drop),
+                             .d = b->x.dim[1] / b->rule.streams,
+                             .n = (int)b->rule.streams,
+                             .layers = b->layers,
+                             .profile_d = b->rule.profile == MHC_D};
     for (int l = 0; l < b->layers; l++) {
         const struct mhc_rebuild_layer *from = &b->layer[l];
         struct rebuild_layer *to = &a.layer[l];
@@ -176,7 +185,8 @@ static bool all_aligned(const struct mhc_rebuild_args *b)
 {
     bool aligned = aligned16(&b->x);
     for (int l = 0; l < b->layers; l++)
-        aligned = aligned && aligned16(&b->layer[l].f) && absent_or_aligned16(&b->layer[l].y) && pointer16(b->layer[l].bias.data);
+        aligned = aligned && aligned16(&b->layer[l].f) && absent_or_aligned16(&b->layer[l].y) &&
+                  pointer16(b->layer[l].bias.data);
     return aligned;
 }
 
@@ -191,7 +201,9 @@ extern "C" int mhc_rebuild_cuda(struct lane *l, const struct mhc_rebuild_args *b
         a.slices = (unsigned)ceil_div(a.d, (int64_t)threads * VEC);
         int64_t blocks = b->x.dim[0] * (int64_t)a.slices;
         if (blocks > INT32_MAX)
-            return err_set(l->err, ST_INVALID, "mhc_rebuild: %lld rows of %lld channels take %lld blocks, more than one launch has; use a smaller micro batch",
+            return err_set(l->err, ST_INVALID,
+                           "mhc_rebuild: %lld rows of %lld channels take %lld blocks, more than one launch has; use a "
+                           "smaller micro batch",
                            (long long)b->x.dim[0], (long long)a.d, (long long)blocks);
         if (a.drop.info == NULL)
             LAUNCH(l, (rebuild_rows<T, N, VEC, false>), (unsigned)blocks, threads, 0, a);

@@ -1,4 +1,5 @@
-/* Sinkhorn of one row by one thread: what the coefficient kernels and the boundary's single pass share. Private to ops/mhc. */
+/* Sinkhorn of one row by one thread: what the coefficient kernels and the boundary's single pass share. Private to
+ * ops/mhc. */
 #ifndef BRAID_OPS_MHC_SINKHORN_CUH
 #define BRAID_OPS_MHC_SINKHORN_CUH
 
@@ -25,7 +26,10 @@ template <int N> __device__ __forceinline__ void sinkhorn_start(float *m, int n)
 __device__ __forceinline__ float inverse_of(float by) { return __fdividef(1.0f, by); }
 
 /* Element j of line i: of row i, or of column i. */
-template <bool ROWS> __device__ __forceinline__ int in_line(int n, int i, int j) { return ROWS ? i * n + j : j * n + i; }
+template <bool ROWS> __device__ __forceinline__ int in_line(int n, int i, int j)
+{
+    return ROWS ? i * n + j : j * n + i;
+}
 
 /* Divides all lines by their sums, in place. soft: the softmax of profile D, whose eps is on the entries and not on the
  * divisor. div: what each line was divided by, or NULL. */
@@ -57,7 +61,8 @@ template <int N> __device__ __forceinline__ void sinkhorn(float *m, int n, int i
 }
 
 /* g becomes the gradient of what divide_lines divided, and m what it was. */
-template <int N, bool ROWS> __device__ __forceinline__ void undo_lines(float *m, const float *div, float *g, int n, bool d, bool soft)
+template <int N, bool ROWS>
+__device__ __forceinline__ void undo_lines(float *m, const float *div, float *g, int n, bool d, bool soft)
 {
     float added = soft ? (float)MHC_EPS : 0.0f;
 #pragma unroll
@@ -79,7 +84,8 @@ template <int N, bool ROWS> __device__ __forceinline__ void undo_lines(float *m,
 
 /* Gradient of the logits in place of the gradient of the result. For 4 streams the divisors are kept and the matrix is
  * walked back by multiplying; otherwise, for want of room, every half step is recomputed from the start. */
-template <int N> __device__ __forceinline__ void sinkhorn_gradient(const float *logits, float *g, int n, int iterations, bool d)
+template <int N>
+__device__ __forceinline__ void sinkhorn_gradient(const float *logits, float *g, int n, int iterations, bool d)
 {
     constexpr int MAX = streams<N>::MAX, KEPT = N > 0 ? 32 : 1;
     float m[MAX * MAX], div[2 * KEPT][MAX];
@@ -120,18 +126,22 @@ template <int N> __device__ __forceinline__ void sinkhorn_gradient(const float *
         g[i] *= m[i];
 }
 
-/* 4 streams by four lanes in a row, of which each has a row of the matrix: one thread for all of it leaves a GPU idle where rows are few. A lane keeps the
- * divisors of its row and of its column. */
+/* 4 streams by four lanes in a row, of which each has a row of the matrix: one thread for all of it leaves a GPU idle
+ * where rows are few. A lane keeps the divisors of its row and of its column. */
 __device__ __forceinline__ float quad_sum(float v)
 {
     v += __shfl_xor_sync(0xffffffffu, v, 1);
     return v + __shfl_xor_sync(0xffffffffu, v, 2);
 }
-__device__ __forceinline__ float divisor(float sum, bool d, bool soft) { return soft ? sum : d ? sum + (float)MHC_EPS : fmaxf(sum, (float)MHC_EPS); }
+__device__ __forceinline__ float divisor(float sum, bool d, bool soft)
+{
+    return soft ? sum : d ? sum + (float)MHC_EPS : fmaxf(sum, (float)MHC_EPS);
+}
 /* Rows, then columns, divided by their sums. */
 __device__ __forceinline__ float2 quad_divide(float (&m)[4], int lane, bool d, bool soft)
 {
-    float row = divisor((m[0] + m[1]) + (m[2] + m[3]), d, soft), inverse = reciprocal_fast(row), added = soft ? (float)MHC_EPS : 0.0f, column = 0;
+    float row = divisor((m[0] + m[1]) + (m[2] + m[3]), d, soft), inverse = reciprocal_fast(row),
+          added = soft ? (float)MHC_EPS : 0.0f, column = 0;
 #pragma unroll
     for (int j = 0; j < 4; j++)
         m[j] = m[j] * inverse + added;
@@ -146,7 +156,8 @@ __device__ __forceinline__ float2 quad_divide(float (&m)[4], int lane, bool d, b
 /* The backward pass, as undo_lines. */
 __device__ __forceinline__ void quad_undo(float (&m)[4], float (&g)[4], float2 by, bool d, bool soft)
 {
-    float kappa = 0, added = soft ? (float)MHC_EPS : 0.0f, across = reciprocal_fast(by.y), inverse = reciprocal_fast(by.x);
+    float kappa = 0, added = soft ? (float)MHC_EPS : 0.0f, across = reciprocal_fast(by.y),
+          inverse = reciprocal_fast(by.x);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         float column = __shfl_sync(0xffffffffu, by.y, j, 4), sum = quad_sum(g[j] * m[j]);
@@ -162,9 +173,11 @@ __device__ __forceinline__ void quad_undo(float (&m)[4], float (&g)[4], float2 b
         m[j] *= by.x;
     }
 }
-/* z: this lane's row of logits; g: its row of the gradient of the result, which becomes that of the logits. kept: room for the divisors of `room`
- * iterations, `stride` apart; with more iterations every step is recomputed from the start. All lanes of a warp come here. */
-__device__ __forceinline__ void quad_gradient(const float (&z)[4], float (&g)[4], int lane, int iterations, bool d, float2 *kept, int stride, int room)
+/* z: this lane's row of logits; g: its row of the gradient of the result, which becomes that of the logits. kept: room
+ * for the divisors of `room` iterations, `stride` apart; with more iterations every step is recomputed from the start.
+ * All lanes of a warp come here. */
+__device__ __forceinline__ void quad_gradient(const float (&z)[4], float (&g)[4], int lane, int iterations, bool d,
+                                              float2 *kept, int stride, int room)
 {
     float start[4], m[4], most = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]));
 #pragma unroll

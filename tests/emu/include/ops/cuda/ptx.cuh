@@ -1,4 +1,5 @@
-/* The emulator's src/ops/cuda/ptx.cuh: the same functions, without assembler. Lanes of a warp meet and one of them works for all. */
+/* The emulator's src/ops/cuda/ptx.cuh: the same functions, without assembler. Lanes of a warp meet and one of them
+ * works for all. */
 #ifndef BRAID_OPS_CUDA_PTX_CUH
 #define BRAID_OPS_CUDA_PTX_CUH
 
@@ -34,15 +35,21 @@ static inline void mma_bf16(float *c, const uint32_t *a, uint32_t b0, uint32_t b
 {
     emu_product(c, (struct emu_mma){{}, {a[0], a[1], a[2], a[3]}, {b0, b1}, 16});
 }
-static inline void mma_bf16_k8(float *c, uint32_t a0, uint32_t a1, uint32_t b) { emu_product(c, (struct emu_mma){{}, {a0, a1, 0, 0}, {b, 0}, 8}); }
+static inline void mma_bf16_k8(float *c, uint32_t a0, uint32_t a1, uint32_t b)
+{
+    emu_product(c, (struct emu_mma){{}, {a0, a1, 0, 0}, {b, 0}, 8});
+}
 
 static inline void load_matrices(uint32_t *r, uint32_t row)
 {
-    memcpy(r, emu_meet(0xffffffffu, EMU_LOAD_MATRICES, &row, sizeof row, emu_load_matrices_all)->given[emu_self->lane], 16);
+    memcpy(r, emu_meet(0xffffffffu, EMU_LOAD_MATRICES, &row, sizeof row, emu_load_matrices_all)->given[emu_self->lane],
+           16);
 }
 static inline void load_matrices_t(uint32_t *r, uint32_t row)
 {
-    memcpy(r, emu_meet(0xffffffffu, EMU_LOAD_MATRICES, &row, sizeof row, emu_load_matrices_t_all)->given[emu_self->lane], 16);
+    memcpy(r,
+           emu_meet(0xffffffffu, EMU_LOAD_MATRICES, &row, sizeof row, emu_load_matrices_t_all)->given[emu_self->lane],
+           16);
 }
 static inline void load_matrices(uint32_t *r, const void *row) { load_matrices(r, shared_address(row)); }
 static inline void load_matrices_t(uint32_t *r, const void *row) { load_matrices_t(r, shared_address(row)); }
@@ -53,8 +60,14 @@ static inline uint32_t transpose8(uint32_t x)
     return x;
 }
 
-static inline void copy_async16(void *shared, const void *global, bool valid) { emu_copy_async(shared, global, 16, valid ? 16 : 0); }
-static inline void copy_async16(uint32_t shared, const void *global, bool valid) { copy_async16(emu_shared_pointer(shared), global, valid); }
+static inline void copy_async16(void *shared, const void *global, bool valid)
+{
+    emu_copy_async(shared, global, 16, valid ? 16 : 0);
+}
+static inline void copy_async16(uint32_t shared, const void *global, bool valid)
+{
+    copy_async16(emu_shared_pointer(shared), global, valid);
+}
 static inline void copy_async16(void *shared, const void *global) { copy_async16(shared, global, true); }
 static inline void copies_commit(void) { emu_copies_commit(); }
 template <int LEFT> static inline void copies_wait(void) { emu_copies_wait(LEFT); }
