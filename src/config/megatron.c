@@ -205,7 +205,7 @@ const struct flag config_flags[] = {
     SETS("data-parallel-sharding-strategy", "optim", "parallel.zero", "1"),
     SETS("data-parallel-sharding-strategy", "optim_grads", "parallel.zero", "2"),
     SETS("data-parallel-sharding-strategy", "optim_grads_params", "parallel.zero", "3"),
-    NOT("data-parallel-sharding-strategy", "*", "it knows no_shard, optim, optim_grads, optim_grads_params (parallel.zero)"),
+    NOT("data-parallel-sharding-strategy", "*", "known: no_shard, optim, optim_grads, optim_grads_params"),
     IS("overlap-grad-reduce", NULL, "buckets of gradients are sent as soon as the plan allows"),
     IS("overlap-param-gather", NULL, "buckets of parameters are gathered as soon as the plan allows"),
     NOTED("ddp-bucket-size", "*", "parallel.bucket_mb is the size of a bucket in MB"),

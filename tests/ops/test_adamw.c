@@ -25,7 +25,8 @@ static int update(enum dev_kind kind, void *p, void *g, void *m, void *v, int64_
                            .beta1 = beta1,
                            .beta2 = beta2,
                            .eps = 1e-8,
-                           .decay = decay};
+                           .decay = decay,
+                           .rate = 1};
     return ops->adamw(&lane, &a);
 }
 
@@ -150,9 +151,13 @@ static void several_parameters_go_as_one_by_one(void **state)
     for (int way = 0; way < 2; way++) {
         struct adamw_part part[PARTS];
         for (int k = 0; k < PARTS; k++)
-            part[k] = (struct adamw_part){tensor_1d(p[way][k], DT_F32, N),    tensor_1d(g[k], DT_F32, N),
-                                          tensor_1d(m[way][k], DT_F32, N),    tensor_1d(v[way][k], DT_F32, N),
-                                          tensor_1d(copy[way][k], DT_F32, N), decays[k]};
+            part[k] = (struct adamw_part){tensor_1d(p[way][k], DT_F32, N),
+                                          tensor_1d(g[k], DT_F32, N),
+                                          tensor_1d(m[way][k], DT_F32, N),
+                                          tensor_1d(v[way][k], DT_F32, N),
+                                          tensor_1d(copy[way][k], DT_F32, N),
+                                          decays[k],
+                                          1};
         int calls = way == 0 ? 1 : PARTS;
         for (int k = 0; k < calls; k++) {
             struct adamw_args a = {.p = part[k].p,
@@ -161,6 +166,7 @@ static void several_parameters_go_as_one_by_one(void **state)
                                    .v = part[k].v,
                                    .copy = part[k].copy,
                                    .decay = part[k].decay,
+                                   .rate = part[k].rate,
                                    .hyper = tensor_1d(hyper, DT_F64, 8),
                                    .scale = tensor_1d(scale, DT_F64, 4),
                                    .beta1 = beta1,
