@@ -39,6 +39,9 @@ static void describe(const struct op_desc *d)
     for (int i = 0; i < d->n_args; i++)
         if (d->args[i].acc_at != 0)
             printf("  attribute acc_%-8s default 0\n", d->args[i].name);
+    for (int i = 0; i < d->n_args; i++)
+        if (d->args[i].type == ARG_STREAM)
+            printf("  attribute wide_%-7s default 0\n", d->args[i].name);
 }
 
 static int read_inputs(struct op_call *c, const struct st_file *in, const struct ops *ops, struct err *e)
@@ -51,7 +54,7 @@ static int read_inputs(struct op_call *c, const struct st_file *in, const struct
         if (entry == NULL && a->role == ARG_IN)
             return err_set(e, ST_INVALID, "%s: the input file holds no tensor '%s'", c->desc->name, a->name);
         if (entry != NULL)
-            c->t[i] = tensor_shape(op_arg_dtype(a, ops->real), entry->view.rank, entry->view.dim);
+            c->t[i] = tensor_shape(op_call_dtype(c, i, ops->real), entry->view.rank, entry->view.dim);
     }
     return ST_OK;
 }

@@ -36,3 +36,12 @@ int check_work(const char *op, const struct tensor *work, int64_t need, struct e
     return err_set(e, ST_INVALID, "%s: work has %lld bytes, %lld needed", op,
                    work->data ? (long long)tensor_bytes(work) : 0LL, (long long)need);
 }
+
+int check_same_type(const char *op, const char *name, const struct tensor *t, const char *other_name,
+                    const struct tensor *other, struct err *e)
+{
+    if (t->data == NULL || other->data == NULL || t->dtype == other->dtype)
+        return ST_OK;
+    return err_set(e, ST_INVALID, "%s: %s has type %s and %s has type %s, expected one type", op, name,
+                   dtype_name(t->dtype), other_name, dtype_name(other->dtype));
+}

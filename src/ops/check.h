@@ -16,6 +16,9 @@ int check_tensor(const char *op, const char *name, const struct tensor *t, enum 
             CHECK_T(op, name, t, dtype, rank, __VA_ARGS__);                                                            \
     } while (0)
 int check_dense(const char *op, const char *name, const struct tensor *t, struct err *e);
+/* Both are of one type, or one is absent. */
+int check_same_type(const char *op, const char *name, const struct tensor *t, const char *other_name,
+                    const struct tensor *other, struct err *e);
 int check_work(const char *op, const struct tensor *work, int64_t need, struct err *e);
 
 static inline bool present(const struct tensor *t) { return t->data != NULL; }

@@ -54,7 +54,8 @@ enum arg_type {
     ARG_F64,
     ARG_U8,
     ARG_WIDE,
-    ARG_F8 /* E4M3, or E5M2 where the op takes it */
+    ARG_F8,     /* E4M3, or E5M2 where the op takes it */
+    ARG_STREAM, /* real, or wide where the residual stream is (model.fp32_residual); samples say "wide_<name>=1" */
 };
 
 struct op_arg {

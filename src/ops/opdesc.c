@@ -55,7 +55,12 @@ enum dtype op_arg_dtype(const struct op_arg *a, enum dtype real)
 {
     static const enum dtype fixed[] = {
         [ARG_I32] = DT_I32, [ARG_I64] = DT_I64, [ARG_F64] = DT_F64, [ARG_U8] = DT_U8, [ARG_F8] = DT_F8_E4M3};
-    return a->type == ARG_REAL ? real : a->type == ARG_WIDE ? wide_of(real) : fixed[a->type];
+    return a->type == ARG_REAL || a->type == ARG_STREAM ? real : a->type == ARG_WIDE ? wide_of(real) : fixed[a->type];
+}
+
+enum dtype op_call_dtype(const struct op_call *c, int i, enum dtype real)
+{
+    return op_arg_dtype(&c->desc->args[i], c->wide[i] ? wide_of(real) : real);
 }
 
 bool op_has_dim(const struct op_desc *d, const char *name) { return dim_index(d, name) >= 0; }
@@ -110,6 +115,11 @@ bool op_call_set(struct op_call *c, const char *name, double value)
     int sum = str_starts(name, "acc_") ? op_arg_index(c->desc, name + 4) : -1;
     if (sum >= 0 && c->desc->args[sum].acc_at != 0) {
         c->acc[sum] = value != 0;
+        return true;
+    }
+    int wide = str_starts(name, "wide_") ? op_arg_index(c->desc, name + 5) : -1;
+    if (wide >= 0 && c->desc->args[wide].type == ARG_STREAM) {
+        c->wide[wide] = value != 0;
         return true;
     }
     if (attr >= 0)
@@ -203,7 +213,7 @@ int op_call_sample(struct op_call *c, const struct op_desc *d, const struct op_s
         if (a.absent[i])
             c->t[i] = (struct tensor){0};
         else if (c->t[i].rank > 0)
-            c->t[i].dtype = op_arg_dtype(&d->args[i], ops->real);
+            c->t[i].dtype = op_call_dtype(c, i, ops->real);
     }
     TRY(op_call_infer(c, ops, e));
     for (int i = 0; i < d->n_args; i++)

@@ -14,7 +14,7 @@
 enum { OP_ARGS_BYTES = 4096, OP_MAX_ARGS = 32, OP_MAX_ATTRS = 20, OP_MAX_DIMS = 8 };
 
 /* True for the device's type and the wide one beside it, which gradients are taken of. */
-static inline bool arg_is_real(enum arg_type t) { return t == ARG_REAL || t == ARG_WIDE; }
+static inline bool arg_is_real(enum arg_type t) { return t == ARG_REAL || t == ARG_WIDE || t == ARG_STREAM; }
 
 /* One shape to test or time: values for the op's dims and attributes by name, e.g.
  * "rows=7 cols=33 eps=1e-5"; what is not named takes the descriptor's default. An optional tensor is
@@ -30,6 +30,7 @@ struct op_call {
     const struct op_desc *desc;
     struct tensor t[OP_MAX_ARGS]; /* by position in desc->args; data NULL: absent */
     bool acc[OP_MAX_ARGS];        /* flags acc_<name>, by position */
+    bool wide[OP_MAX_ARGS];       /* tensors of type ARG_STREAM that are wide here, by position */
     double attr[OP_MAX_ATTRS];    /* by position in desc->attrs */
     double dim[OP_MAX_DIMS];      /* by position in desc->dims: only for making samples */
 };
@@ -115,6 +116,8 @@ bool op_has_dim(const struct op_desc *d, const char *name);
 double op_dim(const struct op_call *c, const char *name);
 double op_attr(const struct op_call *c, const char *name);
 enum dtype op_arg_dtype(const struct op_arg *a, enum dtype real);
+/* That of tensor i of this call: a stream may be wide. */
+enum dtype op_call_dtype(const struct op_call *c, int i, enum dtype real);
 
 /* The args struct of a call. */
 struct op_packed {

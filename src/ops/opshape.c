@@ -306,17 +306,33 @@ static int check_presence(const struct sizes *s, int i, struct err *e)
     return ST_OK;
 }
 
-/* The type that "real" means in this call: that of the first real tensor, or of the first wide one.
- */
+/* The type that "real" means in this call: that of the first real tensor, else of the narrowest stream, else of the
+ * first wide one. */
 static enum dtype real_of(const struct sizes *s)
 {
-    for (int pass = 0; pass < 2; pass++)
+    static const enum arg_type order[] = {ARG_REAL, ARG_STREAM, ARG_WIDE};
+    for (int pass = 0; pass < countof(order); pass++) {
+        enum dtype found = DT_NONE;
         for (int i = 0; i < s->desc->n_args; i++) {
             const struct op_arg *a = &s->desc->args[i];
-            if (a->at != OP_NOWHERE && a->type == (pass == 0 ? ARG_REAL : ARG_WIDE) && is_there(s, i))
-                return tensor_at(s, i)->dtype;
+            if (a->at == OP_NOWHERE || a->type != order[pass] || !is_there(s, i))
+                continue;
+            enum dtype type = tensor_at(s, i)->dtype;
+            if (found == DT_NONE || (order[pass] == ARG_STREAM && wide_of(type) == found))
+                found = type;
         }
+        if (found != DT_NONE)
+            return found;
+    }
     return DT_NONE;
+}
+
+/* The type that tensor i must have: that of its field, and a stream may be wide. */
+static enum dtype wanted_dtype(const struct sizes *s, int i, enum dtype real)
+{
+    const struct op_arg *a = &s->desc->args[i];
+    bool wide = a->type == ARG_STREAM && tensor_at(s, i)->dtype == wide_of(real);
+    return op_arg_dtype(a, wide ? wide_of(real) : real);
 }
 
 static int check_tensors(struct sizes *s, bool inputs_only, struct err *e)
@@ -341,7 +357,7 @@ static int check_tensors(struct sizes *s, bool inputs_only, struct err *e)
         int64_t dim[TENSOR_MAX_RANK];
         int rank = wanted(s, i, &t, dim);
         t.data = t.data != NULL ? t.data : &t; /* shapes alone: nothing looks there */
-        TRY(check_tensor(d->name, a->name, &t, op_arg_dtype(a, real), rank, dim, e));
+        TRY(check_tensor(d->name, a->name, &t, wanted_dtype(s, i, real), rank, dim, e));
         if (has_word(a->shape, "!"))
             TRY(check_dense(d->name, a->name, &t, e));
     }
@@ -396,7 +412,7 @@ int op_infer_shapes(struct op_call *c, const struct ops *ops, struct err *e)
             if (dim[k] < 0)
                 return err_set(e, ST_INVALID, "%s: dimension %d of %s cannot be told from the inputs", d->name, k,
                                d->args[i].name);
-        c->t[i] = tensor_shape(op_arg_dtype(&d->args[i], ops->real), rank, dim);
+        c->t[i] = tensor_shape(op_call_dtype(c, i, ops->real), rank, dim);
     }
     return ST_OK;
 }

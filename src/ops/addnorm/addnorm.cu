@@ -2,6 +2,12 @@
 #include "ops/cuda/norm.cuh"
 #include "ops/addnorm/addnorm.h"
 
+/* A wide stream beside what layers read and write. */
+static bool is_mixed(const struct tensor *stream, const struct tensor *a, const struct tensor *b)
+{
+    return (present(a) && a->dtype != stream->dtype) || (present(b) && b->dtype != stream->dtype);
+}
+
 extern "C" int addnorm_fwd_cuda(struct lane *l, const struct addnorm_fwd_args *a)
 {
     TRY(addnorm_fwd_check(a, l->err));
@@ -18,6 +24,8 @@ extern "C" int addnorm_fwd_cuda(struct lane *l, const struct addnorm_fwd_args *a
     n.eps = (float)a->eps;
     n.one = a->zero_centered ? 1.0f : 0.0f;
     n.drop = drop_rule_of(&a->drop);
+    if (is_mixed(&a->x, &a->y, &a->f))
+        return norm_fwd_run<bf16, float>(l, &n);
     BY_REAL(a->x.dtype, T, return norm_fwd_run<T>(l, &n));
 }
 
@@ -49,7 +57,9 @@ extern "C" int addnorm_bwd_cuda(struct lane *l, const struct addnorm_bwd_args *a
     n.rows_per_block = norm_rows_per_block(rows);
     n.one = a->zero_centered ? 1.0f : 0.0f;
     n.drop = drop_rule_of(&a->drop);
-    if (a->dx.dtype == DT_BF16)
+    if (is_mixed(&a->dx, &a->dy, &a->df))
+        TRY((norm_bwd_run<bf16, float>(l, &n)));
+    else if (a->dx.dtype == DT_BF16)
         TRY(norm_bwd_run<bf16>(l, &n));
     else
         TRY(norm_bwd_run<float>(l, &n));

@@ -1,8 +1,9 @@
 /* Root-mean-square norms with and without the residual add in front: the kernels of ops/rmsnorm and ops/addnorm.
  *
- * Forward, 16-byte vectors: a team of 32 to 512 threads holds a row in registers, so every tensor is touched once.
+ * T is the type of what layers read and write, S that of the residual stream: the same, or float beside bf16.
+ * Forward, 16-byte vectors of T: a team of 32 to 512 threads holds a row in registers, so every tensor is touched once.
  * Two vectors a thread and many threads keep the memory busier than the other way round.
- * The sum s is rounded before it is normed: the backward, and a replay from the kept stream, see the same numbers.
+ * The sum s is rounded to S before it is normed: the backward, and a replay from the kept stream, see the same numbers.
  * Backward: a block owns a fixed run of rows; a thread owns one vector of columns of them, and with it the partial sums
  * of dw and dbias in registers; sums.cuh adds those of all blocks. Rows that are not aligned, or longer than the teams
  * can hold, take the plain kernels at the end. */
@@ -13,7 +14,7 @@
 #include "ops/cuda/sums.cuh"
 
 struct norm_fwd {
-    struct tensor x, f, s, y; /* f, s, y may be absent */
+    struct tensor x, f, s, y; /* x, s of type S, f, y of type T; f, s, y may be absent */
     const float *w, *bias;
     float *rstd;
     int64_t rows, d;
@@ -21,7 +22,7 @@ struct norm_fwd {
     struct drop_rule drop;
 };
 
-template <typename T, int TT, int K, bool DROP>
+template <typename T, typename S, int TT, int K, bool DROP>
 static __global__ void __launch_bounds__(TT < 128 ? 128 : TT) norm_fwd_rows(const __grid_constant__ struct norm_fwd a)
 {
     constexpr int V = pack<T>::N, BLOCK = TT < 128 ? 128 : TT, TEAMS = BLOCK / TT;
@@ -30,21 +31,21 @@ static __global__ void __launch_bounds__(TT < 128 ? 128 : TT) norm_fwd_rows(cons
     int64_t row = (int64_t)blockIdx.x * TEAMS + threadIdx.x / TT;
     bool live = row < a.rows;
     int vectors = live ? (int)(a.d / V) : 0;
-    const T *x = live ? row2<T>(a.x, row) : NULL;
-    uint4 held[K];
+    const S *x = live ? row2<S>(a.x, row) : NULL;
+    struct held<S, V> stream[K];
 #pragma unroll
     for (int k = 0; k < K; k++) {
         int i = k * TT + lane;
-        held[k] = i < vectors ? load_raw(x + (int64_t)i * V) : zero_raw();
+        stream[k] = hold<S, V>(i < vectors ? x + (int64_t)i * V : NULL);
     }
     if (a.f.data != NULL) {
         const T *f = live ? row2<T>(a.f, row) : NULL;
-        T *s = live ? row2<T>(a.s, row) : NULL;
-        uint4 add[K];
+        S *s = live ? row2<S>(a.s, row) : NULL;
+        struct held<T, V> add[K];
 #pragma unroll
         for (int k = 0; k < K; k++) {
             int i = k * TT + lane;
-            add[k] = i < vectors ? load_raw(f + (int64_t)i * V) : zero_raw();
+            add[k] = hold<T, V>(i < vectors ? f + (int64_t)i * V : NULL);
         }
         struct drop_row at = {};
         if (DROP)
@@ -58,15 +59,14 @@ static __global__ void __launch_bounds__(TT < 128 ? 128 : TT) norm_fwd_rows(cons
                     load_floats(a.bias + i * V, bias);
                 if (DROP)
                     drop_factors(a.drop, at, (int64_t)i * V, factor);
-                unpack<T>(add[k], v);
-                unpack<T>(held[k], out);
+                unpack_held(add[k], v);
+                unpack_held(stream[k], out);
 #pragma unroll
                 for (int e = 0; e < V; e++) {
                     float f_e = v[e] + bias[e];
                     out[e] += DROP ? f_e * factor[e] : f_e;
                 }
-                held[k] = repack<T>(out);
-                store_raw(s + (int64_t)i * V, held[k]);
+                store_and_hold(s + (int64_t)i * V, out, stream[k]);
             }
         }
     }
@@ -76,7 +76,7 @@ static __global__ void __launch_bounds__(TT < 128 ? 128 : TT) norm_fwd_rows(cons
 #pragma unroll
     for (int k = 0; k < K; k++) {
         float v[V];
-        unpack<T>(held[k], v);
+        unpack_held(stream[k], v);
 #pragma unroll
         for (int e = 0; e < V; e++)
             sum[0] += v[e] * v[e];
@@ -93,7 +93,7 @@ static __global__ void __launch_bounds__(TT < 128 ? 128 : TT) norm_fwd_rows(cons
             float w[V], out[V];
             if (a.w != NULL)
                 load_floats(a.w + i * V, w);
-            unpack<T>(held[k], out);
+            unpack_held(stream[k], out);
 #pragma unroll
             for (int e = 0; e < V; e++)
                 out[e] *= rstd * (a.w != NULL ? w[e] + a.one : 1.0f);
@@ -103,16 +103,16 @@ static __global__ void __launch_bounds__(TT < 128 ? 128 : TT) norm_fwd_rows(cons
 }
 
 /* One block a row, element by element. */
-template <typename T>
+template <typename T, typename S>
 static __global__ void __launch_bounds__(256) norm_fwd_plain(const __grid_constant__ struct norm_fwd a)
 {
     __shared__ float scratch[8];
     int64_t row = blockIdx.x;
-    const T *x = row_ptr<T>(a.x, row), *from = x;
+    const S *x = row_ptr<S>(a.x, row), *from = x;
     float sum = 0;
     if (a.f.data != NULL) {
         const T *f = row_ptr<T>(a.f, row);
-        T *s = row_ptr<T>(a.s, row);
+        S *s = row_ptr<S>(a.s, row);
         struct drop_row at = {};
         if (a.drop.info != NULL)
             at = drop_row_of(a.drop, row);
@@ -120,7 +120,7 @@ static __global__ void __launch_bounds__(256) norm_fwd_plain(const __grid_consta
             float factor[1] = {1}, v = to_float(f[c]) + (a.bias != NULL ? a.bias[c] : 0.0f);
             if (a.drop.info != NULL)
                 drop_factors(a.drop, at, c, factor);
-            s[c] = from_float<T>(to_float(x[c]) + v * factor[0]);
+            s[c] = from_float<S>(to_float(x[c]) + v * factor[0]);
         }
         from = s;
     }
@@ -143,37 +143,38 @@ static inline bool norm_fwd_aligned(const struct norm_fwd *a)
            pointer16(a->w) && pointer16(a->bias);
 }
 
-template <typename T, int TT, int K> static int norm_fwd_launch(struct lane *lane, const struct norm_fwd *a)
+template <typename T, typename S, int TT, int K> static int norm_fwd_launch(struct lane *lane, const struct norm_fwd *a)
 {
     constexpr int BLOCK = TT < 128 ? 128 : TT, TEAMS = BLOCK / TT;
     unsigned grid = (unsigned)ceil_div(a->rows, TEAMS);
     if (a->drop.info != NULL && a->f.data != NULL)
-        LAUNCH(lane, (norm_fwd_rows<T, TT, K, true>), grid, BLOCK, 0, *a);
+        LAUNCH(lane, (norm_fwd_rows<T, S, TT, K, true>), grid, BLOCK, 0, *a);
     else
-        LAUNCH(lane, (norm_fwd_rows<T, TT, K, false>), grid, BLOCK, 0, *a);
+        LAUNCH(lane, (norm_fwd_rows<T, S, TT, K, false>), grid, BLOCK, 0, *a);
     return ST_OK;
 }
 
-template <typename T> static int norm_fwd_run(struct lane *lane, struct norm_fwd *a)
+template <typename T, typename S = T> static int norm_fwd_run(struct lane *lane, struct norm_fwd *a)
 {
     int64_t vectors = a->d / pack<T>::N;
     if (!as_rank2(&a->x) || !as_rank2(&a->y) || !norm_fwd_aligned(a) || vectors > 4096) {
-        LAUNCH(lane, norm_fwd_plain<T>, (unsigned)a->rows, 256, 0, *a);
+        LAUNCH(lane, (norm_fwd_plain<T, S>), (unsigned)a->rows, 256, 0, *a);
         return ST_OK;
     }
-    return vectors <= 32     ? norm_fwd_launch<T, 32, 1>(lane, a)
-           : vectors <= 64   ? norm_fwd_launch<T, 32, 2>(lane, a)
-           : vectors <= 128  ? norm_fwd_launch<T, 64, 2>(lane, a)
-           : vectors <= 256  ? norm_fwd_launch<T, 128, 2>(lane, a)
-           : vectors <= 512  ? norm_fwd_launch<T, 256, 2>(lane, a)
-           : vectors <= 1024 ? norm_fwd_launch<T, 512, 2>(lane, a)
-                             : norm_fwd_launch<T, 512, 8>(lane, a);
+    return vectors <= 32     ? norm_fwd_launch<T, S, 32, 1>(lane, a)
+           : vectors <= 64   ? norm_fwd_launch<T, S, 32, 2>(lane, a)
+           : vectors <= 128  ? norm_fwd_launch<T, S, 64, 2>(lane, a)
+           : vectors <= 256  ? norm_fwd_launch<T, S, 128, 2>(lane, a)
+           : vectors <= 512  ? norm_fwd_launch<T, S, 256, 2>(lane, a)
+           : vectors <= 1024 ? norm_fwd_launch<T, S, 512, 2>(lane, a)
+                             : norm_fwd_launch<T, S, 512, 8>(lane, a);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
 struct norm_bwd {
-    struct tensor dy, s, ds, dx, df; /* all but dx may be absent; s is there iff dy is */
+    struct tensor dy, s, ds, dx,
+        df; /* dy, df of type T, the others of type S; all but dx may be absent; s is there iff dy is */
     const float *w, *rstd;
     float *dw, *dbias; /* partial sums [blocks, d], or NULL */
     int64_t rows, d, rows_per_block;
@@ -210,8 +211,8 @@ __device__ __forceinline__ void store_team_sums(const float (&acc)[V], float *sh
 }
 
 /* EXTRA: there is a df, a dbias or dropout. */
-template <typename T, int TT, bool EXTRA>
-static __global__ void __launch_bounds__(TT < 256 ? 256 : TT, TT <= 256   ? (EXTRA ? 2 : 3)
+template <typename T, typename S, int TT, bool EXTRA>
+static __global__ void __launch_bounds__(TT < 256 ? 256 : TT, TT <= 256   ? (EXTRA || sizeof(S) > sizeof(T) ? 2 : 3)
                                                               : TT == 512 ? 2
                                                                           : 1)
     norm_bwd_rows(const __grid_constant__ struct norm_bwd a)
@@ -234,22 +235,23 @@ static __global__ void __launch_bounds__(TT < 256 ? 256 : TT, TT <= 256   ? (EXT
     }
     int turn = 0;
     for (int64_t base = first; base < end; base += TEAMS * R) {
-        uint4 dy[R], s[R], ds[R];
+        struct held<T, V> dy[R];
+        struct held<S, V> s[R], ds[R];
         float dot[R], rstd[R];
 #pragma unroll
         for (int j = 0; j < R; j++) {
             int64_t row = base + j * TEAMS + team;
             bool live = mine && row < end;
-            dy[j] = live && a.dy.data != NULL ? load_raw(row2<T>(a.dy, row) + at) : zero_raw();
-            s[j] = live && a.dy.data != NULL ? load_raw(row2<T>(a.s, row) + at) : zero_raw();
-            ds[j] = live && a.ds.data != NULL ? load_raw(row2<T>(a.ds, row) + at) : zero_raw();
+            dy[j] = hold<T, V>(live && a.dy.data != NULL ? row2<T>(a.dy, row) + at : NULL);
+            s[j] = hold<S, V>(live && a.dy.data != NULL ? row2<S>(a.s, row) + at : NULL);
+            ds[j] = hold<S, V>(live && a.ds.data != NULL ? row2<S>(a.ds, row) + at : NULL);
             rstd[j] = live && a.dy.data != NULL ? a.rstd[row] : 0.0f;
         }
 #pragma unroll
         for (int j = 0; j < R; j++) {
             float g[V], x[V];
-            unpack<T>(dy[j], g);
-            unpack<T>(s[j], x);
+            unpack_held(dy[j], g);
+            unpack_held(s[j], x);
             dot[j] = 0;
 #pragma unroll
             for (int e = 0; e < V; e++)
@@ -260,16 +262,16 @@ static __global__ void __launch_bounds__(TT < 256 ? 256 : TT, TT <= 256   ? (EXT
         for (int j = 0; j < R; j++) {
             int64_t row = base + j * TEAMS + team;
             float pull = rstd[j] * rstd[j] * rstd[j] * dot[j] / (float)a.d, g[V], x[V], out[V];
-            unpack<T>(dy[j], g);
-            unpack<T>(s[j], x);
-            unpack<T>(ds[j], out);
+            unpack_held(dy[j], g);
+            unpack_held(s[j], x);
+            unpack_held(ds[j], out);
 #pragma unroll
             for (int e = 0; e < V; e++) {
                 acc_w[e] += g[e] * x[e] * rstd[j];
                 out[e] += rstd[j] * g[e] * gain[e] - x[e] * pull;
             }
             if (mine && row < end) {
-                store_floats(row2<T>(a.dx, row) + at, out);
+                store_floats(row2<S>(a.dx, row) + at, out);
                 if (EXTRA) {
                     float factor[V];
                     if (a.drop.info != NULL) {
@@ -293,7 +295,7 @@ static __global__ void __launch_bounds__(TT < 256 ? 256 : TT, TT <= 256   ? (EXT
         store_team_sums<V, TT, BLOCK>(acc_b, shared, a.dbias + blockIdx.x * a.d, lane, mine);
 }
 
-template <typename T>
+template <typename T, typename S>
 static __global__ void __launch_bounds__(256) norm_bwd_plain(const __grid_constant__ struct norm_bwd a)
 {
     __shared__ float scratch[8];
@@ -307,9 +309,10 @@ static __global__ void __launch_bounds__(256) norm_bwd_plain(const __grid_consta
             dbias[c] = 0;
     }
     for (int64_t row = first; row < end; row++) {
-        const T *dy = a.dy.data != NULL ? row_ptr<T>(a.dy, row) : NULL, *s = dy != NULL ? row_ptr<T>(a.s, row) : NULL;
-        const T *ds = a.ds.data != NULL ? row_ptr<T>(a.ds, row) : NULL;
-        T *dx = row_ptr<T>(a.dx, row), *df = a.df.data != NULL ? row_ptr<T>(a.df, row) : NULL;
+        const T *dy = a.dy.data != NULL ? row_ptr<T>(a.dy, row) : NULL;
+        const S *s = dy != NULL ? row_ptr<S>(a.s, row) : NULL, *ds = a.ds.data != NULL ? row_ptr<S>(a.ds, row) : NULL;
+        S *dx = row_ptr<S>(a.dx, row);
+        T *df = a.df.data != NULL ? row_ptr<T>(a.df, row) : NULL;
         float dot = 0, rstd = dy != NULL ? a.rstd[row] : 0.0f;
         for (int64_t c = threadIdx.x; dy != NULL && c < a.d; c += 256)
             dot += to_float(dy[c]) * (a.w != NULL ? a.w[c] + a.one : 1.0f) * to_float(s[c]);
@@ -326,7 +329,7 @@ static __global__ void __launch_bounds__(256) norm_bwd_plain(const __grid_consta
                 if (dw != NULL)
                     dw[c] += g * x * rstd;
             }
-            dx[c] = from_float<T>(out);
+            dx[c] = from_float<S>(out);
             if (a.drop.info != NULL)
                 drop_factors(a.drop, at, c, factor);
             if (df != NULL)
@@ -337,18 +340,19 @@ static __global__ void __launch_bounds__(256) norm_bwd_plain(const __grid_consta
     }
 }
 
-template <typename T, int TT> static int norm_bwd_launch(struct lane *lane, const struct norm_bwd *a, bool extra)
+template <typename T, typename S, int TT>
+static int norm_bwd_launch(struct lane *lane, const struct norm_bwd *a, bool extra)
 {
     constexpr int BLOCK = TT < 256 ? 256 : TT;
     unsigned grid = (unsigned)norm_blocks(a->rows);
     if (extra)
-        LAUNCH(lane, (norm_bwd_rows<T, TT, true>), grid, BLOCK, 0, *a);
+        LAUNCH(lane, (norm_bwd_rows<T, S, TT, true>), grid, BLOCK, 0, *a);
     else
-        LAUNCH(lane, (norm_bwd_rows<T, TT, false>), grid, BLOCK, 0, *a);
+        LAUNCH(lane, (norm_bwd_rows<T, S, TT, false>), grid, BLOCK, 0, *a);
     return ST_OK;
 }
 
-template <typename T> static int norm_bwd_run(struct lane *lane, struct norm_bwd *a)
+template <typename T, typename S = T> static int norm_bwd_run(struct lane *lane, struct norm_bwd *a)
 {
     int64_t vectors = a->d / pack<T>::N;
     bool extra = a->df.data != NULL || a->dbias != NULL;
@@ -357,15 +361,15 @@ template <typename T> static int norm_bwd_run(struct lane *lane, struct norm_bwd
                 aligned16(&a->dx) && absent_or_aligned16(&a->df) && pointer16(a->w) && pointer16(a->dw) &&
                 pointer16(a->dbias) && vectors <= 1024;
     if (!fits) {
-        LAUNCH(lane, norm_bwd_plain<T>, (unsigned)norm_blocks(a->rows), 256, 0, *a);
+        LAUNCH(lane, (norm_bwd_plain<T, S>), (unsigned)norm_blocks(a->rows), 256, 0, *a);
         return ST_OK;
     }
-    return vectors <= 32    ? norm_bwd_launch<T, 32>(lane, a, extra)
-           : vectors <= 64  ? norm_bwd_launch<T, 64>(lane, a, extra)
-           : vectors <= 128 ? norm_bwd_launch<T, 128>(lane, a, extra)
-           : vectors <= 256 ? norm_bwd_launch<T, 256>(lane, a, extra)
-           : vectors <= 512 ? norm_bwd_launch<T, 512>(lane, a, extra)
-                            : norm_bwd_launch<T, 1024>(lane, a, extra);
+    return vectors <= 32    ? norm_bwd_launch<T, S, 32>(lane, a, extra)
+           : vectors <= 64  ? norm_bwd_launch<T, S, 64>(lane, a, extra)
+           : vectors <= 128 ? norm_bwd_launch<T, S, 128>(lane, a, extra)
+           : vectors <= 256 ? norm_bwd_launch<T, S, 256>(lane, a, extra)
+           : vectors <= 512 ? norm_bwd_launch<T, S, 512>(lane, a, extra)
+                            : norm_bwd_launch<T, S, 1024>(lane, a, extra);
 }
 
 #endif

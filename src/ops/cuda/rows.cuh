@@ -93,6 +93,35 @@ template <typename T, int V> __device__ __forceinline__ void store_floats(T *p, 
     }
 }
 
+/* V elements as they lie in memory, in registers. */
+template <typename T, int V> struct held {
+    static constexpr int N = 16 / (int)sizeof(T), VECTORS = V / N;
+    uint4 raw[VECTORS];
+};
+/* Those at p; NULL: zeros. */
+template <typename T, int V> __device__ __forceinline__ struct held<T, V> hold(const T *p) {
+    struct held<T, V> h;
+#pragma unroll
+    for (int k = 0; k < h.VECTORS; k++)
+        h.raw[k] = p != NULL ? load_raw(p + k * h.N) : zero_raw();
+    return h;
+} template <typename T, int V> __device__ __forceinline__ void unpack_held(const struct held<T, V> &h, float *out)
+{
+#pragma unroll
+    for (int k = 0; k < h.VECTORS; k++)
+        unpack<T>(h.raw[k], out + k * h.N);
+}
+/* Rounds V floats, stores and holds them. */
+template <typename T, int V>
+__device__ __forceinline__ void store_and_hold(T *p, const float (&in)[V], struct held<T, V> &h)
+{
+#pragma unroll
+    for (int k = 0; k < h.VECTORS; k++) {
+        h.raw[k] = repack<T>(in + k * h.N);
+        store_raw(p + k * h.N, h.raw[k]);
+    }
+}
+
 /* As row_at, without the divisions where there is nothing to divide. */
 template <typename T> __device__ __forceinline__ T *row_ptr(const struct tensor &t, int64_t r)
 {

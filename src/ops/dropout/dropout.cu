@@ -3,7 +3,7 @@
 #include "ops/cuda/rows.cuh"
 #include "ops/dropout/dropout.h"
 
-template <typename T, int V, bool DROP>
+template <typename X, typename Y, int V, bool DROP>
 static __global__ void __launch_bounds__(256)
     dropout_flat(const __grid_constant__ struct tensor x, const __grid_constant__ struct tensor y,
                  const __grid_constant__ struct drop_rule drop)
@@ -14,7 +14,7 @@ static __global__ void __launch_bounds__(256)
         return;
     int64_t row = total < (1ll << 32) ? (int64_t)((unsigned)i / vectors) : i / vectors, at = (i - row * vectors) * V;
     float value[V];
-    load_floats(row2<T>(x, row) + at, value);
+    load_floats(row2<X>(x, row) + at, value);
     if (DROP) {
         float factor[V];
         drop_factors(drop, drop_row_of(drop, row), at, factor);
@@ -22,17 +22,17 @@ static __global__ void __launch_bounds__(256)
         for (int e = 0; e < V; e++)
             value[e] *= factor[e];
     }
-    store_floats(row2<T>(y, row) + at, value);
+    store_floats(row2<Y>(y, row) + at, value);
 }
 
-template <typename T, int V> static int launch(struct lane *l, const struct dropout_args *a)
+template <typename X, typename Y, int V> static int launch(struct lane *l, const struct dropout_args *a)
 {
     struct drop_rule drop = drop_rule_of(&a->rule);
     unsigned grid = (unsigned)ceil_div(a->x.dim[0] * (a->x.dim[1] / V), 256);
     if (drop.info != NULL)
-        LAUNCH(l, (dropout_flat<T, V, true>), grid, 256, 0, a->x, a->y, drop);
+        LAUNCH(l, (dropout_flat<X, Y, V, true>), grid, 256, 0, a->x, a->y, drop);
     else
-        LAUNCH(l, (dropout_flat<T, V, false>), grid, 256, 0, a->x, a->y, drop);
+        LAUNCH(l, (dropout_flat<X, Y, V, false>), grid, 256, 0, a->x, a->y, drop);
     return ST_OK;
 }
 
@@ -40,7 +40,11 @@ extern "C" int dropout_cuda(struct lane *l, const struct dropout_args *a)
 {
     TRY(dropout_check(a, l->err));
     bool vectors = aligned16(&a->x) && aligned16(&a->y);
+    if (a->x.dtype == DT_BF16 && a->y.dtype == DT_BF16)
+        return vectors ? launch<bf16, bf16, 8>(l, a) : launch<bf16, bf16, 1>(l, a);
     if (a->x.dtype == DT_BF16)
-        return vectors ? launch<bf16, 8>(l, a) : launch<bf16, 1>(l, a);
-    return vectors ? launch<float, 4>(l, a) : launch<float, 1>(l, a);
+        return vectors ? launch<bf16, float, 8>(l, a) : launch<bf16, float, 1>(l, a);
+    if (a->y.dtype == DT_BF16)
+        return vectors ? launch<float, bf16, 8>(l, a) : launch<float, bf16, 1>(l, a);
+    return vectors ? launch<float, float, 4>(l, a) : launch<float, float, 1>(l, a);
 }

@@ -1,6 +1,7 @@
 /* dropout: y = keep ? x / (1 - p) : 0, keep a pure function of (key, step, sample, position,
  * channel): the same mask forward, backward, under recompute and on every mesh.
- *   x, y [tokens, d] real; y may be x. Its own backward: apply it to dy.
+ *   x, y [tokens, d], each real or wide: what enters a wide residual stream, or its gradient that leaves it, changes
+ *   its type on the way. y may be x if they are of one type. Its own backward: apply it to dy.
  *   info I64 [4] on the device: [0] step, [1] global index of the first sample; row t belongs to
  *   sample info[1] + t / seq, position t % seq. p = 0 copies. key names the site (rng_key). */
 #ifndef BRAID_OPS_DROPOUT_H
@@ -16,8 +17,8 @@ struct dropout_rule {
 };
 
 #define DROPOUT_FIELDS(T, N, S, op)                                                                                    \
-    T(op, x, IN, REAL, "rows d")                                                                                       \
-    T(op, y, OUT, REAL, "rows d")                                                                                      \
+    T(op, x, IN, STREAM, "rows d")                                                                                     \
+    T(op, y, OUT, STREAM, "rows d")                                                                                    \
     S(op, struct dropout_rule rule)
 OP_ARGS(dropout, DROPOUT_FIELDS);
 

@@ -37,8 +37,8 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 static void cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(dropout, a, c);
-    double n = (double)tensor_elems(&a->x), size = (double)dtype_bytes(a->x.dtype);
-    *out = (struct op_cost){.flops = n, .bytes = 2 * n * size};
+    double n = (double)tensor_elems(&a->x);
+    *out = (struct op_cost){.flops = n, .bytes = (double)(tensor_bytes(&a->x) + tensor_bytes(&a->y))};
 }
 
 static const struct op_sample samples[] = {
@@ -51,6 +51,14 @@ static const struct op_sample samples[] = {
     {"rows=70 d=65 p=0.25 seq=70"},
     {"rows=9 d=66 p=0.5 strided=1"},
     {"rows=37 d=264 seq=5"},
+    {"rows=37 d=264 seq=5 wide_y=1"},
+    {"rows=9 d=66 p=0.5 wide_y=1 strided=1"},
+    {"rows=13 d=64 p=0 wide_y=1"},
+    {"rows=37 d=264 seq=5 wide_x=1"},
+    {"rows=9 d=65 p=0.25 wide_x=1"},
+    {"rows=13 d=64 p=0 wide_x=1"},
+    {"rows=9 d=72 p=0.5 wide_x=1 wide_y=1"},
+    {"rows=0 d=8 wide_y=1"},
 };
 static const struct op_sample bench[] = {
     {"rows=4096 d=320 seq=256"},

@@ -1,6 +1,7 @@
 /* layernorm, CUDA version; see layernorm.h. Forward: a block walks a row three times, for the mean, the variance and
  * the result; the second and third time it comes from the cache. Backward: a block owns a fixed run of rows, a thread
- * of it fixed columns with their partial sums of dw and db; sums.cuh adds those of all blocks. */
+ * of it fixed columns with their partial sums of dw and db; sums.cuh adds those of all blocks. T is the type of what
+ * layers read and write, S that of the residual stream: the same, or float beside bf16. */
 #include "ops/cuda/rows.cuh"
 #include "ops/cuda/sums.cuh"
 #include "ops/layernorm/layernorm.h"
@@ -15,12 +16,12 @@ struct layer_fwd {
     float eps, one; /* one: 1 if gains are 1 + w */
 };
 
-template <typename T>
+template <typename T, typename S>
 static __global__ void __launch_bounds__(THREADS) layer_fwd_rows(const __grid_constant__ struct layer_fwd a)
 {
     __shared__ float scratch[THREADS / 32];
     int64_t row = blockIdx.x;
-    const T *x = row_ptr<T>(a.x, row);
+    const S *x = row_ptr<S>(a.x, row);
     T *y = row_ptr<T>(a.y, row);
     float sum = 0, squares = 0;
     for (int64_t c = threadIdx.x; c < a.d; c += THREADS)
@@ -55,7 +56,10 @@ extern "C" int layernorm_fwd_cuda(struct lane *l, const struct layernorm_fwd_arg
     n.d = a->x.dim[1];
     n.eps = (float)a->eps;
     n.one = a->zero_centered ? 1.0f : 0.0f;
-    BY_REAL(a->x.dtype, T, LAUNCH(l, layer_fwd_rows<T>, (unsigned)n.rows, THREADS, 0, n));
+    if (a->y.dtype != a->x.dtype)
+        LAUNCH(l, (layer_fwd_rows<bf16, float>), (unsigned)n.rows, THREADS, 0, n);
+    else
+        BY_REAL(a->x.dtype, T, LAUNCH(l, (layer_fwd_rows<T, T>), (unsigned)n.rows, THREADS, 0, n));
     return ST_OK;
 }
 
@@ -73,7 +77,7 @@ struct layer_bwd {
 static int64_t rows_per_block(int64_t rows) { return max_i64(ceil_div(rows, 512), 8); }
 static int64_t blocks_of(int64_t rows) { return ceil_div(rows, rows_per_block(rows)); }
 
-template <typename T>
+template <typename T, typename S>
 static __global__ void __launch_bounds__(THREADS) layer_bwd_rows(const __grid_constant__ struct layer_bwd a)
 {
     __shared__ float scratch[THREADS / 32];
@@ -86,9 +90,9 @@ static __global__ void __launch_bounds__(THREADS) layer_bwd_rows(const __grid_co
             db[c] = 0;
     }
     for (int64_t row = first; row < end; row++) {
-        const T *dy = row_ptr<T>(a.dy, row), *x = row_ptr<T>(a.x, row),
-                *dres = a.dres.data != NULL ? row_ptr<T>(a.dres, row) : NULL;
-        T *dx = row_ptr<T>(a.dx, row);
+        const T *dy = row_ptr<T>(a.dy, row);
+        const S *x = row_ptr<S>(a.x, row), *dres = a.dres.data != NULL ? row_ptr<S>(a.dres, row) : NULL;
+        S *dx = row_ptr<S>(a.dx, row);
         float mean = a.mean[row], rstd = a.rstd[row], u_sum = 0, ux_sum = 0;
         for (int64_t c = threadIdx.x; c < a.d; c += THREADS) {
             float g = to_float(dy[c]), xh = (to_float(x[c]) - mean) * rstd,
@@ -105,7 +109,7 @@ static __global__ void __launch_bounds__(THREADS) layer_bwd_rows(const __grid_co
         for (int64_t c = threadIdx.x; c < a.d; c += THREADS) {
             float xh = (to_float(x[c]) - mean) * rstd, u = to_float(dy[c]) * (a.w != NULL ? a.w[c] + a.one : 1.0f);
             float v = rstd * (u - mean_u - xh * mean_ux);
-            dx[c] = from_float<T>(dres != NULL ? v + to_float(dres[c]) : v);
+            dx[c] = from_float<S>(dres != NULL ? v + to_float(dres[c]) : v);
         }
     }
 }
@@ -137,7 +141,10 @@ extern "C" int layernorm_bwd_cuda(struct lane *l, const struct layernorm_bwd_arg
     n.db = sums_b ? work + (sums_w ? blocks * n.d : 0) : NULL;
     n.rows_per_block = rows_per_block(n.rows);
     n.one = a->zero_centered ? 1.0f : 0.0f;
-    BY_REAL(a->x.dtype, T, LAUNCH(l, layer_bwd_rows<T>, (unsigned)blocks, THREADS, 0, n));
+    if (a->dy.dtype != a->x.dtype)
+        LAUNCH(l, (layer_bwd_rows<bf16, float>), (unsigned)blocks, THREADS, 0, n);
+    else
+        BY_REAL(a->x.dtype, T, LAUNCH(l, (layer_bwd_rows<T, T>), (unsigned)blocks, THREADS, 0, n));
     if (sums_w)
         TRY(add_partials(l, n.dw, blocks, n.d, (float *)a->dw.data, n.d, 0, a->acc_dw));
     return sums_b ? add_partials(l, n.db, blocks, n.d, (float *)a->db.data, n.d, 0, a->acc_db) : ST_OK;
