@@ -149,6 +149,7 @@ struct config_model {
     double init_std, embed_init_std; /* embed_init_std: (auto) */
     int init_scale;                  /* enum config_init_scale */
     double dropout, attention_dropout;
+    bool fp32_residual;
     double mtp_scale;
     int64_t mla_q_rank, mla_kv_rank, mla_nope, mla_rope, mla_v;
     double mla_norm_eps, mla_softmax_scale;

@@ -80,7 +80,6 @@ const struct flag config_flags[] = {
     IF("group-query-attention", NULL, kv_heads_given, "the number of groups is needed: --num-query-groups"),
     IF("multi-latent-attention", NULL, latent,
         "latent attention is + in --hybrid-layer-pattern, such as '[+-]x3[+E]x58'"),
-    NOT("fp32-residual-connection", NULL, "the residual stream has the type of gpu.precision; fp32 makes it fp32"),
     NOT("apply-residual-connection-post-layernorm", NULL, "norms stand in front of each layer"),
     NOT("init-method-xavier-uniform", NULL, "weights are initialised from a normal distribution: model.init_std"),
     SETS("openai-gelu", NULL, "model.act", "gelu"),

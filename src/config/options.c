@@ -202,6 +202,11 @@ const struct option config_options[] = {
     ROW(model.attention_dropout, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1), ALIAS("attention-dropout"), HELP(
         "Probability that an attention weight is dropped after the softmax, in training. On a GPU attention then runs "
         "on portable kernels.")),
+    ROW(model.fp32_residual, "off", OPT_RUN | OPT_INHERIT, FLAG("fp32-residual-connection", "on"), HELP(
+        "Keep the residual stream and its gradient in fp32 where layers compute in bf16 (run.device = cuda with "
+        "gpu.precision = bf16 or fp8), so that adding a layer's output to it rounds nothing off. Takes twice the "
+        "memory for the stream, kept once per layer, and twice the bytes between pipeline stages. Elsewhere the "
+        "stream is fp32 or wider already.")),
     ROW(model.mtp_scale, "0.1", OPT_RUN | OPT_INHERIT, RANGE(0, 100), ALIAS("mtp-loss-scaling-factor"),
         HELP("Weight of the multi-token prediction losses together; each depth gets an equal share.")),
     ROW(model.mla_q_rank, "0", OPT_MODEL, RANGE(0, 65536), ALIAS("q-lora-rank"),

@@ -240,6 +240,8 @@ static bool norms_without_layer_norm(const struct config *c)
     return c->model.norm == CFG_NORM_LAYER && (c->model.mhc_streams > 0 || c->model.qk_norm != CFG_QK_NORM_OFF);
 }
 
+static bool streams_not_fp32(const struct config *c) { return c->model.fp32_residual && c->model.mhc_streams > 0; }
+
 static bool batch_not_multiple(const struct config *c) { return c->train.global_batch % c->train.micro_batch != 0; }
 
 static bool microbatch_too_large(const struct config *c)
@@ -403,6 +405,9 @@ static const struct rule general_rules[] = {
     {"layer-norm-alone", norms_without_layer_norm,
      "hyper-connections and q/k norms are built for RMSNorm: model.norm must be rms",
      {"model.norm", "model.mhc_streams", "model.qk_norm"}},
+    {"fp32-residual-alone", streams_not_fp32,
+     "the kernels of hyper-connections keep streams in the type of the layers: model.fp32_residual must be off",
+     {"model.fp32_residual", "model.mhc_streams"}},
     {"recompute-block-format", block_malformed,
      "plan.recompute_block must be off, auto or a number of layers from 1 to 4096",
      {"plan.recompute_block"}},

@@ -48,6 +48,7 @@ static bool traces(const struct config *c) { return c->plan.trace[0] != '\0'; }
 static bool on_gpu(const struct config *c) { return c->run.device == CFG_DEVICE_CUDA; }
 static bool in_fp8(const struct config *c) { return c->gpu.precision == CFG_PRECISION_FP8; }
 static bool reads_precision(const struct config *c) { return on_gpu(c) || in_fp8(c); }
+static bool narrow_layers(const struct config *c) { return on_gpu(c) && c->gpu.precision != CFG_PRECISION_FP32; }
 static bool loops(const struct config *c) { return c->parallel.comm == CFG_COMM_LOOP; }
 static bool virtual_stages(const struct config *c) { return c->parallel.pp > 1; }
 
@@ -58,6 +59,8 @@ static const struct option_use general_uses[] = {
     {"model.layers", layers_read, "a pattern made from it: model.pattern has its own number of layers"},
     {"model.mtp_layers", depths_read, "model.mtp_pattern: model.pattern has its own number of depths"},
     {"model.mtp_scale", has_depths, "multi-token prediction (/ in model.pattern)"},
+    {"model.fp32_residual", narrow_layers,
+     "run.device = cuda with gpu.precision = bf16 or fp8; elsewhere the residual stream is fp32 or wider already"},
     {"train.min_lr", decays, "a train.schedule that decays"},
     {"train.decay_steps", decays, "a train.schedule that decays"},
     {"train.nonfinite_limit", skips, "train.nonfinite = skip"},

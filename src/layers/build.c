@@ -88,6 +88,8 @@ struct weight build_weight(struct build *b, const struct param *decl)
     return w;
 }
 
+bool wide_stream(const struct build *b) { return b->cfg->model.fp32_residual && b->dev->wide != b->dev->real; }
+
 slot_id build_real(struct build *b, const char *name, int64_t rows, int64_t cols)
 {
     return graph_slot(b->g, name, tensor_2d(NULL, b->dev->real, rows, cols));
@@ -96,6 +98,16 @@ slot_id build_real(struct build *b, const char *name, int64_t rows, int64_t cols
 slot_id build_wide(struct build *b, const char *name, int64_t rows, int64_t cols)
 {
     return graph_slot(b->g, name, tensor_2d(NULL, b->dev->wide, rows, cols));
+}
+
+slot_id build_stream(struct build *b, const char *name, int64_t rows, int64_t cols)
+{
+    return wide_stream(b) ? build_wide(b, name, rows, cols) : build_real(b, name, rows, cols);
+}
+
+slot_id build_stream_grad(struct build *b, const char *name, int64_t rows, int64_t cols)
+{
+    return training(b) ? build_stream(b, name, rows, cols) : NO_SLOT;
 }
 
 slot_id build_grad(struct build *b, const char *name, int64_t rows, int64_t cols)

@@ -1,5 +1,5 @@
-/* The embedding: x[t] = W[token[t]], where positions are learned + P[pos[t]], then dropout. Its backward is weight
- * gradients only. */
+/* The embedding: e[t] = W[token[t]], where positions are learned + P[pos[t]]; x = dropout(e), the same slot unless the
+ * residual stream is wider than the layers. Its backward is weight gradients only. */
 #include "layers/layer.h"
 #include "ops/addnorm/addnorm.h"
 #include "ops/dropout/dropout.h"
@@ -37,11 +37,13 @@ static int declare_positions(struct build *b, struct weight *w)
     return b->g->err.code;
 }
 
-int embed_declare(struct build *b, const char *scope, slot_id token, slot_id pos, slot_id *x, slot_id *dx)
+int embed_declare(struct build *b, const char *scope, enum embed_use use, slot_id token, slot_id pos, slot_id *x,
+                  slot_id *dx)
 {
     const struct config_model *c = &b->cfg->model;
     struct graph *g = b->g;
-    bool drops = training(b) && c->dropout > 0;
+    bool drops = training(b) && c->dropout > 0, widens = use == EMBED_STREAM && wide_stream(b),
+         passes = drops || widens;
     char site[64];
     snprintf(site, sizeof site, "dropout.%s", scope);
     graph_scope(g, -1, scope);
@@ -51,27 +53,31 @@ int embed_declare(struct build *b, const char *scope, slot_id token, slot_id pos
     TRY(declare_positions(b, &positions));
     struct dropout_rule rule = {
         .p = c->dropout, .key = rng_key((uint64_t)b->cfg->run.seed, site), .seq = b->seq, .info = of(g, b->in.info)};
-    *x = build_real(b, "e", b->rows, c->hidden);
-    *dx = build_grad(b, "de", b->rows, c->hidden);
-    double bytes = (double)(b->rows * c->hidden) * (double)dtype_bytes(b->dev->real);
+    if (!drops)
+        rule = (struct dropout_rule){0};
+    slot_id e = build_real(b, "e", b->rows, c->hidden);
+    *x = widens ? build_stream(b, "stream", b->rows, c->hidden) : e;
+    *dx = widens ? build_stream_grad(b, "de", b->rows, c->hidden) : build_grad(b, "de", b->rows, c->hidden);
+    double elems = (double)(b->rows * c->hidden), bytes = elems * (double)dtype_bytes(b->dev->real);
+    double passing = widens ? bytes + elems * (double)dtype_bytes(b->dev->wide) : 0;
     int n = graph_node(g, "embed", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, embed_fwd, .token = of(g, token), .w = of(g, w.w), .y = of(g, *x));
+    GRAPH_OP(g, n, PH_FWD, embed_fwd, .token = of(g, token), .w = of(g, w.w), .y = of(g, e));
     if (positions.w != NO_SLOT) {
         slot_id of_pos = build_real(b, "position", b->rows, c->hidden);
         GRAPH_OP(g, n, PH_FWD, embed_fwd, .token = of(g, pos), .w = of(g, positions.w), .y = of(g, of_pos));
-        GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, *x), .f = of(g, of_pos), .s = of(g, *x));
+        GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, e), .f = of(g, of_pos), .s = of(g, e));
     }
-    if (drops)
-        GRAPH_OP(g, n, PH_FWD, dropout, .x = of(g, *x), .y = of(g, *x), .rule = rule);
-    graph_cost(g, n, PH_FWD, 0, 2 * bytes);
+    if (passes)
+        GRAPH_OP(g, n, PH_FWD, dropout, .x = of(g, e), .y = of(g, *x), .rule = rule);
+    graph_cost(g, n, PH_FWD, 0, 2 * bytes + passing);
     if (!training(b))
         return g->err.code;
-    slot_id masked = drops ? build_real(b, "masked", b->rows, c->hidden) : *dx;
-    if (drops)
+    slot_id masked = passes ? build_real(b, "masked", b->rows, c->hidden) : *dx;
+    if (passes)
         GRAPH_OP(g, n, PH_DW, dropout, .x = of(g, *dx), .y = of(g, masked), .rule = rule);
     GRAPH_OP(g, n, PH_DW, embed_bwd, .token = of(g, token), .dy = of(g, masked), .dw = of(g, w.dw));
     if (positions.w != NO_SLOT)
         GRAPH_OP(g, n, PH_DW, embed_bwd, .token = of(g, pos), .dy = of(g, masked), .dw = of(g, positions.dw));
-    graph_cost(g, n, PH_DW, (double)(b->rows * c->hidden), 2 * bytes);
+    graph_cost(g, n, PH_DW, elems, 2 * bytes + passing);
     return g->err.code;
 }

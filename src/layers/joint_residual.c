@@ -4,7 +4,9 @@
  *   stream  [rows, hidden]  s; the first joint has nothing to add and passes the embedding on
  *   h       [rows, hidden]  normed input of the next core; rstd [rows]
  * backward: dx = ds + norm_backward(dh): the gradient of the stream has this one owner. df equals dx
- * without dropout, and then is the same slot. */
+ * without dropout, and then is the same slot.
+ * With model.fp32_residual x, s, dx and ds are fp32 beside layers of bf16: what a layer adds to the stream is not
+ * rounded to the few bits of a bf16. Then df, which a layer reads, is a slot of its own. */
 #include "layers/layer.h"
 #include "ops/addnorm/addnorm.h"
 #include "ops/dropout/dropout.h"
@@ -24,6 +26,17 @@ static struct dropout_rule drop_rule(const struct build *b, bool closes)
                                  .info = of(b->g, b->in.info)};
 }
 
+/* Elements of the stream, and bytes of so many in its type and in the layers'. */
+struct sizes {
+    double elems, stream, layer;
+};
+static struct sizes sizes_of(const struct build *b, int64_t d)
+{
+    double elems = (double)(b->rows * d), layer = elems * (double)dtype_bytes(b->dev->real);
+    return (struct sizes){
+        .elems = elems, .layer = layer, .stream = wide_stream(b) ? elems * (double)dtype_bytes(b->dev->wide) : layer};
+}
+
 static int residual_declare(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key,
                             bool last)
 {
@@ -33,17 +46,17 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
 
     int64_t d = b->cfg->model.hidden;
     struct norm norm = norm_weights(b, norm_key, d);
-    slot_id s = closes ? build_real(b, "stream", b->rows, d) : NO_SLOT;
+    slot_id s = closes ? build_stream(b, "stream", b->rows, d) : NO_SLOT;
     norm_statistics(b, &norm, "", b->rows);
     struct dropout_rule drop = drop_rule(b, closes);
     next->x = closes ? s : prev->x;
     next->h = build_real(b, "norm", b->rows, d);
     next->dh = build_grad(b, "dnorm", b->rows, d);
-    next->dx = last ? NO_SLOT : build_grad(b, "dstream", b->rows, d);
-    next->df = last ? NO_SLOT : drops ? build_grad(b, "df", b->rows, d) : next->dx;
+    next->dx = last ? NO_SLOT : build_stream_grad(b, "dstream", b->rows, d);
+    next->df = last ? NO_SLOT : drops || wide_stream(b) ? build_grad(b, "df", b->rows, d) : next->dx;
     next->f = NO_SLOT;
 
-    double elems = (double)(b->rows * d), size = (double)dtype_bytes(b->dev->real);
+    struct sizes size = sizes_of(b, d);
     int n = graph_node(g, "joint", LANE_COMPUTE, NULL);
     if (!norm.layer)
         GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .w = of(g, norm.w.w),
@@ -53,7 +66,7 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
         GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .s = of(g, s), .drop = drop);
     if (norm.layer)
         norm_forward(g, n, PH_FWD, &norm, of(g, next->x), of(g, next->h));
-    graph_cost(g, n, PH_FWD, 5 * elems, (closes ? 4 : 2) * elems * size);
+    graph_cost(g, n, PH_FWD, 5 * size.elems, (closes ? 2 : 1) * (size.stream + size.layer));
     if (!training(b))
         return g->err.code;
     /* The norm alone, from the stream that was kept. */
@@ -62,7 +75,7 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
     else
         GRAPH_OP(g, n, PH_REPLAY, addnorm_fwd, .x = of(g, next->x), .w = of(g, norm.w.w), .y = of(g, next->h),
                  .rstd = of(g, norm.rstd), .eps = norm.eps, .zero_centered = norm.zero_centered);
-    graph_cost(g, n, PH_REPLAY, 4 * elems, 2 * elems * size);
+    graph_cost(g, n, PH_REPLAY, 4 * size.elems, size.stream + size.layer);
     graph_replay(g, next->h, n);
     slot_id df = closes && prev->df != prev->dx ? prev->df : NO_SLOT;
     if (!norm.layer)
@@ -75,7 +88,7 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
         GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .ds = of(g, prev->dx), .dx = of(g, prev->dx), .df = of(g, df),
                  .drop = drop);
     graph_inplace(g, n, PH_BWD, next->dx, prev->dx); /* the gradient that came in becomes the one that goes out */
-    graph_cost(g, n, PH_BWD, 11 * elems, 4 * elems * size);
+    graph_cost(g, n, PH_BWD, 11 * size.elems, 3 * size.stream + (wide_stream(b) ? 2 : 1) * size.layer);
     return g->err.code;
 }
 
@@ -88,25 +101,25 @@ static int residual_close(struct build *b, const struct sublayer *prev, struct s
         return ST_OK;
     graph_scope(g, b->layer, "joint");
     struct dropout_rule drop = drop_rule(b, true);
-    *next = sublayer_entry(build_real(b, "stream", b->rows, d), build_grad(b, "dstream", b->rows, d), false);
-    double elems = (double)(b->rows * d), size = (double)dtype_bytes(b->dev->real);
+    *next = sublayer_entry(build_stream(b, "stream", b->rows, d), build_stream_grad(b, "dstream", b->rows, d), false);
+    struct sizes size = sizes_of(b, d);
     int n = graph_node(g, "close", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .s = of(g, next->x), .drop = drop);
     graph_inplace(g, n, PH_FWD, prev->x, next->x); /* where no backward step reads it */
-    graph_cost(g, n, PH_FWD, elems, 3 * elems * size);
+    graph_cost(g, n, PH_FWD, size.elems, 2 * size.stream + size.layer);
     if (!training(b))
         return g->err.code;
     GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .ds = of(g, next->dx), .dx = of(g, prev->dx),
              .df = of(g, prev->df != prev->dx ? prev->df : NO_SLOT), .drop = drop);
     graph_inplace(g, n, PH_BWD, next->dx, prev->dx);
-    graph_cost(g, n, PH_BWD, elems, 2 * elems * size);
+    graph_cost(g, n, PH_BWD, size.elems, 2 * size.stream + (wide_stream(b) ? size.layer : 0));
     return g->err.code;
 }
 
 static void residual_arrive(struct build *b, struct sublayer *entry)
 {
     int64_t d = b->cfg->model.hidden;
-    *entry = sublayer_entry(build_real(b, "stream", b->rows, d), build_grad(b, "dstream", b->rows, d), false);
+    *entry = sublayer_entry(build_stream(b, "stream", b->rows, d), build_stream_grad(b, "dstream", b->rows, d), false);
 }
 
 const struct joint_kind joint_residual = {

@@ -171,7 +171,12 @@ slot_id build_real(struct build *b, const char *name, int64_t rows, int64_t cols
 slot_id build_wide(struct build *b, const char *name, int64_t rows, int64_t cols); /* activation in the wide type */
 slot_id build_grad(struct build *b, const char *name, int64_t rows, int64_t cols); /* NO_SLOT unless training */
 slot_id build_wide_grad(struct build *b, const char *name, int64_t rows, int64_t cols); /* NO_SLOT unless training */
-slot_id build_work(struct build *b, const char *name, int64_t bytes);                   /* NO_SLOT if 0 bytes */
+/* The plain residual stream: an activation, or in the wide type where model.fp32_residual asks for one that is wider
+ * than the layers' (wide_stream). Layers never see it: they read what is normed and write what is added to it. */
+bool wide_stream(const struct build *b);
+slot_id build_stream(struct build *b, const char *name, int64_t rows, int64_t cols);
+slot_id build_stream_grad(struct build *b, const char *name, int64_t rows, int64_t cols); /* NO_SLOT unless training */
+slot_id build_work(struct build *b, const char *name, int64_t bytes);                     /* NO_SLOT if 0 bytes */
 slot_id build_table(struct build *b, const char *name, struct tensor shape, void (*fill)(struct tensor *, const void *),
                     const void *arg);                                        /* shared by full name */
 slot_id build_state(struct build *b, const char *name, struct tensor shape); /* zeroed, persistent */
@@ -292,9 +297,11 @@ int cut_in_declare(struct build *b, const struct cut_place *at, const struct joi
 
 /* The embedding's weight, which a tied head, a prediction depth and another stage may share. */
 struct param embedding_param(const struct build *b);
-/* Embedding (with dropout) of these tokens at these positions, which count where positions are learned; creates x, dx.
- * All embeddings share their weights. */
-int embed_declare(struct build *b, const char *scope, slot_id token, slot_id pos, slot_id *x, slot_id *dx);
+/* Embedding (with dropout) of these tokens at these positions, which count where positions are learned; creates x, dx:
+ * the residual stream, or what a prediction depth norms. All embeddings share their weights. */
+enum embed_use { EMBED_STREAM, EMBED_DEPTH };
+int embed_declare(struct build *b, const char *scope, enum embed_use use, slot_id token, slot_id pos, slot_id *x,
+                  slot_id *dx);
 /* Head and loss; reads h, adds to dh while still in the forward half. All heads share one weight. */
 struct head_io {
     const char *scope;

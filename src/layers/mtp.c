@@ -11,6 +11,7 @@
  * backward: dcat = dx W_eh; de and the contribution to dh_{k-1} through the two norms. h_{k-1} has two readers: with
  * one stream the head (in the forward half) and this entry, else this entry and, after it, the contraction. */
 #include "layers/layer.h"
+#include "ops/dropout/dropout.h"
 #include "ops/gemm/gemm.h"
 #include "ops/mhc/mhc.h"
 #include "ops/shift/shift.h"
@@ -73,22 +74,41 @@ static void declare_norms(struct build *b, const struct entry *m, slot_id e, slo
     graph_cost(g, n, PH_BWD, 18 * elems, 6 * elems * size);
 }
 
+/* The projection's output x starts the depth's residual stream: it is that stream, or the same numbers in its type. */
+static void enter_stream(struct build *b, slot_id x, slot_id dx, struct mtp_io *io)
+{
+    struct graph *g = b->g;
+    int64_t d = b->cfg->model.hidden;
+    io->x = x;
+    io->dx = dx;
+    if (!wide_stream(b))
+        return;
+    io->x = build_stream(b, "stream", b->rows, d);
+    io->dx = build_stream_grad(b, "dstream", b->rows, d);
+    int n = graph_node(g, "enter", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, dropout, .x = of(g, x), .y = of(g, io->x));
+    GRAPH_OP(g, n, PH_BWD, dropout, .x = of(g, io->dx), .y = of(g, dx));
+    double bytes = (double)(b->rows * d) * (double)(dtype_bytes(b->dev->real) + dtype_bytes(b->dev->wide));
+    graph_cost(g, n, PH_FWD, 0, bytes);
+    graph_cost(g, n, PH_BWD, 0, bytes);
+}
+
 static void declare_eh_proj(struct build *b, const struct normed *y, struct mtp_io *io)
 {
     int64_t d = b->cfg->model.hidden;
     struct param p = param_matrix("eh_proj.weight", d, 2 * d, b->cfg->model.init_std);
     param_replicate(&p, GRAD_OVER_TOKENS);
-    io->x = build_real(b, "x", b->rows, d);
-    io->dx = build_grad(b, "dx", b->rows, d);
+    slot_id x = build_real(b, "x", b->rows, d), dx = build_grad(b, "dx", b->rows, d);
     linear_declare(b, "eh_proj",
                    &(struct linear){.x = y->en,
-                                    .y = io->x,
-                                    .dy = io->dx,
+                                    .y = x,
+                                    .dy = dx,
                                     .dx = y->den,
                                     .w = build_linear_weight(b, &p),
                                     .bias = no_weight(),
                                     .in = 2 * d,
                                     .out = d});
+    enter_stream(b, x, dx, io);
 }
 
 static void declare_streams(struct build *b, const struct entry *m, const struct normed *y, struct mtp_io *io)
@@ -152,7 +172,7 @@ int mtp_declare(struct build *b, int depth, struct mtp_io *io)
     io->label = label;
 
     slot_id e, de;
-    TRY(embed_declare(b, scope, token, io->pos, &e, &de));
+    TRY(embed_declare(b, scope, EMBED_DEPTH, token, io->pos, &e, &de));
     graph_scope(g, -1, scope);
     snprintf(b->prefix, sizeof b->prefix, "mtp.layers.%d.", depth);
     bool wide = io->streams > 1;

@@ -185,6 +185,9 @@ static void print_gpu(const struct config *cfg, const struct dev *d, struct buf 
         print_attention(cfg, d, &g, true, out);
     if (strchr(p, 'E') != NULL)
         print_experts(cfg, d, &g, out);
+    if (cfg->model.fp32_residual)
+        line(out, "residual stream", "fp32",
+             d->real == DT_F32 ? NULL : "model.fp32_residual; layers read and write bf16");
     if (cfg->model.mhc_streams > 0)
         print_streams(cfg, d, &g, out);
     line(out, "everything else", "own kernels", NULL);

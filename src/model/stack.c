@@ -233,7 +233,7 @@ static int declare_chunk(struct build *b, const struct pattern *p, const struct 
     if (c->first) {
         unit_begin(b, -1, "embed", false);
         slot_id x, dx;
-        TRY(embed_declare(b, "embed", b->in.token, b->in.pos, &x, &dx));
+        TRY(embed_declare(b, "embed", EMBED_STREAM, b->in.token, b->in.pos, &x, &dx));
         sub = sublayer_entry(x, dx, false);
     } else {
         TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments},

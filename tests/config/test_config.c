@@ -197,6 +197,7 @@ static const struct rule_case rule_cases[] = {
     {"positions-hold-a-sequence", {"model.position", "learned", "model.max_position", "8"}},
     {"layer-norm-alone", {"model.norm", "layer", "model.qk_norm", "on"}},
     {"layer-norm-alone", {"model.norm", "layer", "model.mhc_streams", "2"}},
+    {"fp32-residual-alone", {"model.fp32_residual", "on", "model.mhc_streams", "2"}},
     {"latent-needs-rope", {"model.rope", "none", "model.pattern", "+-"}},
     {"yarn-rotates-all", {"model.rope_scaling", "yarn", "model.rope_factor", "8", "model.rope_percent", "0.5"}},
     {"rope-factor-needs-scaling", {"model.rope_factor", "8"}},

@@ -51,6 +51,7 @@ static const struct usual usual[] = {
     SETS("--init-method-std 0.01", "model.init_std", "0.01"),
     SETS("--attention-dropout 0.1", "model.attention_dropout", "0.1"),
     SETS("--hidden-dropout 0.1", "model.dropout", "0.1"),
+    SETS("--fp32-residual-connection", "model.fp32_residual", "on"),
     SETS("--make-vocab-size-divisible-by 128", "model.vocab_multiple", "128"),
     SETS("--hybrid-layer-pattern M-M*", "model.pattern", "M-M*"),
     SETS("--mamba-state-dim 64", "model.mamba_state", "64"),

@@ -25,6 +25,8 @@ common=(--data.train="$work/text.txt" --train.seq=64 --train.micro_batch=4 --tra
 models=(
     "dense --model.pattern=*-*-"
     "dense_bias_dropout --model.pattern=*-*- --model.bias=on --model.dropout=0.1 --model.qk_norm=on"
+    "fp32_residual --model.pattern=*-*-/*- --model.fp32_residual=on --model.dropout=0.1"
+    "fp32_residual_layernorm --model.pattern=*-*- --model.fp32_residual=on --model.norm=layer --model.position=learned --model.max_position=64 --model.rope=none"
     "mamba --model.pattern=M-M* --model.mamba_heads=4 --model.mamba_head_dim=32 --model.mamba_state=16 --model.mamba_groups=2 --model.mamba_chunk=32"
     "gdn --model.pattern=G-G* --model.gdn_key_heads=2 --model.gdn_value_heads=4 --model.gdn_key_dim=16 --model.gdn_value_dim=32 --model.gdn_chunk=16"
     "mla --model.pattern=+-+- --model.mla_nope=16 --model.mla_rope=16 --model.mla_v=16 --model.mla_kv_rank=32"

@@ -91,6 +91,7 @@ static const struct row rows[] = {
     {"model.init_scale", "none", ""},
     {"model.dropout", "0.1", ""},
     {"model.attention_dropout", "0.1", ""},
+    {"model.fp32_residual", "on", ""}, /* of effect on a GPU only: tests/model/test_stream.c */
     {"model.mtp_scale", "0.5", ""},
     {"model.mtp_scale", "0.5", "model.pattern=@@/@"},
     {"model.mla_q_rank", "6", ""},
