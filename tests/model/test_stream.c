@@ -53,7 +53,7 @@ static const char *last_part(const char *name)
     return dot != NULL ? dot + 1 : name;
 }
 
-/* Of the stream: what joints, cuts, the embedding and depths add to, and the gradients of that. */
+/* The stream is what joints, cuts, the embedding and depths add to, and the gradients of that. */
 static bool is_stream(const struct slot *s)
 {
     const char *last = last_part(s->name);
