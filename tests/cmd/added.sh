@@ -25,11 +25,11 @@ fails_with() { # text, command...
     ! "$@" >"$copy/out" 2>&1 && found "$text"
 }
 
-# Times are kept, so that make finds what it does not have to build again; programs and tests stay behind. Dependencies
+# Times are kept to the nanosecond (posix), so that make finds what it does not have to build again; programs and tests stay behind. Dependencies
 # name the build folder, and its settings must be the same.
 cp -a Makefile src tests configs "$copy" && mkdir "$copy/b" &&
     (cd "$build" && find . \( -path ./tests -o -path ./fuzz -o -path ./emu \) -prune -o \
-        \( -name '*.[oda]' -not -name '*.cu.o' -o -name 'settings*' \) -print0 | tar -c --null -T - | tar -xC "$copy/b") || exit 1
+        \( -name '*.[oda]' -not -name '*.cu.o' -o -name 'settings*' \) -print0 | tar -c --format=posix --null -T - | tar -xC "$copy/b") || exit 1
 named=$(sed -n '1s#/layers/cores\.o:.*##p' "$copy/b/layers/cores.d")
 [ -n "$named" ] || { echo "not ok the dependencies of $build name their folder"; exit 1; }
 find "$copy/b" -name '*.d' -exec sed -i "s#\(^\| \)$named/#\1b/#g" {} +
