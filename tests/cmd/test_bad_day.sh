@@ -128,7 +128,11 @@ ok "it trained to the end" holds_step "$dir/pipe" 30
 ok "with closed descriptors training ends well" test $? -eq 0
 ok "and its log holds records only" test "$(grep -vc '^{.*}$' "$dir/closed/metrics.jsonl")" -eq 0
 ok "the checkpoint is whole" runs "$BRAID" ckpt verify "$dir/closed"
-start $long --run.dir="$dir/hup"
+set -m
+# These tests may themselves run under nohup, whose ignored signal a program would inherit.
+env --default-signal=HUP "${train_tiny[@]}" $long --run.dir="$dir/hup" >"$dir/out" 2>"$dir/err" &
+pid=$!
+set +m
 wait_for_step "$dir/hup" 3 $pid
 kill -HUP $pid
 wait $pid
