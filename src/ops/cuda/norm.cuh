@@ -32,7 +32,7 @@ static __global__ void __launch_bounds__(TT < 128 ? 128 : TT) norm_fwd_rows(cons
     bool live = row < a.rows;
     int vectors = live ? (int)(a.d / V) : 0;
     const S *x = live ? row2<S>(a.x, row) : NULL;
-    struct held<S, V> stream[K];
+    in_registers<S, V> stream[K];
 #pragma unroll
     for (int k = 0; k < K; k++) {
         int i = k * TT + lane;
@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(TT < 128 ? 128 : TT) norm_fwd_rows(cons
     if (a.f.data != NULL) {
         const T *f = live ? row2<T>(a.f, row) : NULL;
         S *s = live ? row2<S>(a.s, row) : NULL;
-        struct held<T, V> add[K];
+        in_registers<T, V> add[K];
 #pragma unroll
         for (int k = 0; k < K; k++) {
             int i = k * TT + lane;
@@ -235,8 +235,8 @@ static __global__ void __launch_bounds__(TT < 256 ? 256 : TT, TT <= 256   ? (EXT
     }
     int turn = 0;
     for (int64_t base = first; base < end; base += TEAMS * R) {
-        struct held<T, V> dy[R];
-        struct held<S, V> s[R], ds[R];
+        in_registers<T, V> dy[R];
+        in_registers<S, V> s[R], ds[R];
         float dot[R], rstd[R];
 #pragma unroll
         for (int j = 0; j < R; j++) {

@@ -94,18 +94,20 @@ template <typename T, int V> __device__ __forceinline__ void store_floats(T *p, 
 }
 
 /* V elements as they lie in memory, in registers. */
-template <typename T, int V> struct held {
+template <typename T, int V> struct in_registers {
     static constexpr int N = 16 / (int)sizeof(T), VECTORS = V / N;
     uint4 raw[VECTORS];
 };
 /* Those at p; NULL: zeros. */
-template <typename T, int V> __device__ __forceinline__ struct held<T, V> hold(const T *p) {
-    struct held<T, V> h;
+template <typename T, int V> __device__ __forceinline__ in_registers<T, V> hold(const T *p)
+{
+    in_registers<T, V> h;
 #pragma unroll
     for (int k = 0; k < h.VECTORS; k++)
         h.raw[k] = p != NULL ? load_raw(p + k * h.N) : zero_raw();
     return h;
-} template <typename T, int V> __device__ __forceinline__ void unpack_held(const struct held<T, V> &h, float *out)
+}
+template <typename T, int V> __device__ __forceinline__ void unpack_held(const in_registers<T, V> &h, float *out)
 {
 #pragma unroll
     for (int k = 0; k < h.VECTORS; k++)
@@ -113,7 +115,7 @@ template <typename T, int V> __device__ __forceinline__ struct held<T, V> hold(c
 }
 /* Rounds V floats, stores and holds them. */
 template <typename T, int V>
-__device__ __forceinline__ void store_and_hold(T *p, const float (&in)[V], struct held<T, V> &h)
+__device__ __forceinline__ void store_and_hold(T *p, const float (&in)[V], in_registers<T, V> &h)
 {
 #pragma unroll
     for (int k = 0; k < h.VECTORS; k++) {
