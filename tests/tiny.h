@@ -95,8 +95,8 @@ static inline const char *const *tiny_models(int *n)
     return models;
 }
 
-/* Tokens of a microbatch: a function of the sample's number, so that batches can be cut in any way.
- */
+/* Tokens of a microbatch: a function of the sample's number, so that batches can
+ * be cut in any way. */
 struct tiny_batch {
     int32_t *tokens, *labels, *pos, *doc;
 };

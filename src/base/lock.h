@@ -1,6 +1,6 @@
 /* The lock of a folder: one process at a time works in it. DIR/lock is locked with flock, and says who holds it. Where
- * flock does not work across machines (some network file systems), the holder's heartbeat in the file takes its place.
- * */
+ * flock does not work across machines (some network file systems), the holder's heartbeat in the
+ * file takes its place. */
 #ifndef BRAID_BASE_LOCK_H
 #define BRAID_BASE_LOCK_H
 

@@ -89,8 +89,8 @@ static int damaged(const char *path, int st, const struct err *inner, struct err
 }
 
 /* The newest checkpoint in a folder of them: of the highest step the one with its final name, unless only the one that
- * was to be replaced is complete. A damaged one is not passed over: opening it says what is wrong and names an older.
- * */
+ * was to be replaced is complete. A damaged one is not passed over: opening it says what is wrong
+ * and names an older. */
 static int newest_in(const char *dir, char **path, struct err *e)
 {
     struct folder *list;

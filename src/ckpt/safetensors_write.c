@@ -23,8 +23,8 @@ struct sink {
     int64_t bytes;
 };
 
-/* fd: of the file just created, or -1: it is created here. Either way it is closed by sink_close, also after an error.
- * */
+/* fd: of the file just created, or -1: it is created here. Either way it is closed by sink_close,
+ * also after an error. */
 static int sink_open(struct sink *s, const char *path, int fd, struct err *e)
 {
     *s = (struct sink){.fd = fd, .path = path};

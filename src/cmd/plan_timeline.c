@@ -199,8 +199,8 @@ static int default_shapes(const struct config *c, struct shape *list, int *n, st
 
 static int micros_of(const struct shape *s) { return s->pp > 1 ? 4 * s->pp : 8; }
 
-/* What the two all-to-alls of a layer's forward pass take, as FLOPs of a token; half of it, since schedules hide some.
- * */
+/* What the two all-to-alls of a layer's forward pass take, as FLOPs of a token; half of it, since
+ * schedules hide some. */
 static double exchange_work(const struct config *c, const struct machine *m, int ep)
 {
     double tokens = (double)(c->train.micro_batch * c->train.seq),

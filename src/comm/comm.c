@@ -1,5 +1,5 @@
-/* Collectives: each becomes one exchange of bytes between all members, then, for reductions, our own sum in rank order.
- * */
+/* Collectives: each becomes one exchange of bytes between all members, then, for reductions, our own
+ * sum in rank order. */
 #include "comm/comm_int.h"
 #include "comm/gpu_int.h"
 

@@ -35,8 +35,8 @@ struct comm {
 
 /* ---- collectives ----------------------------------------------------------------------------- */
 
-/* what: a name for messages, "3.moe.dispatch", written to the board before the call can block. All tensors are dense.
- * */
+/* what: a name for messages, "3.moe.dispatch", written to the board before the call can block. All
+ * tensors are dense. */
 
 /* t becomes the sum (F64, F32, BF16 summed in fp32, I32, I64) over ranks, in rank order. work: size * bytes of t; it
  * may be absent in a group of one. */

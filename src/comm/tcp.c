@@ -330,8 +330,8 @@ static const struct transport transport_tcp = {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Half of the memory: what a peer may be ahead with is bounded by a step, and far below it where a model fits at all.
- * */
+/* Half of the memory: what a peer may be ahead with is bounded by a step, and far below it where a
+ * model fits at all. */
 static int64_t default_queue(void)
 {
     int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);

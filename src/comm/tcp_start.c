@@ -211,8 +211,8 @@ static int gather_ranks(struct start *s, struct err *e)
     return ST_OK;
 }
 
-/* Everybody who came, and who still comes in the next seconds, is told that there will be no run.
- */
+/* Everybody who came, and who still comes in the next seconds, is told that
+ * there will be no run. */
 static int refuse_all(struct start *s, int status)
 {
     const struct answer no = {.magic = hand_magic, .status = status};

@@ -151,8 +151,8 @@ int flags_resolve(struct config *c, const struct flag_use *uses, int n, struct e
 /* "for example --train.warmup=5": one option of the rule, with a value that satisfies every rule. False: none was
  * found. */
 bool propose_value(const struct config *c, const struct rule *r, struct buf *out);
-/* Every rule in the order they are checked: those of no layer kind, then those of each kind. NULL: there are no more.
- * */
+/* Every rule in the order they are checked: those of no layer kind, then those of each kind. NULL:
+ * there are no more. */
 const struct rule *config_rule(int i);
 
 #endif

@@ -1,6 +1,6 @@
 /* Repeats in a layer pattern, written out before anything else reads it: [*-]x32, (M-)x3, Mx4. Parentheses hold any
- * part of a pattern and may be nested. An x without a number behind it is left for the pattern's own parser to refuse.
- */
+ * part of a pattern and may be nested. An x without a number behind it is left for the pattern's
+ * own parser to refuse. */
 #include "config/config_int.h"
 
 #include <ctype.h>
@@ -50,8 +50,8 @@ static int repeat(struct expansion *x, size_t start)
     return ST_OK;
 }
 
-/* Up to the closing parenthesis, or the end. Brackets are text here: what is wrong with them the pattern's parser says.
- */
+/* Up to the closing parenthesis, or the end. Brackets are text here: what is wrong with them the
+ * pattern's parser says. */
 static int sequence(struct expansion *x, bool inside, size_t open, int depth)
 {
     size_t group = x->n; /* where the last [ is in out */

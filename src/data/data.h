@@ -141,8 +141,8 @@ bool dataset_has_text(const struct dataset *ds);  /* a path is text, which the t
  * sample begins the next epoch, whose order is another permutation of the same samples: the order of
  * a run does not depend on how long it was planned to be. Negative: an error. */
 int dataset_get(const struct dataset *ds, int64_t index, int32_t *tokens, struct err *e);
-/* The same with marks [seq + 1]. Of conversations a sample holds whole ones, filled up with tokens that have no loss.
- */
+/* The same with marks [seq + 1]. Of conversations a sample holds whole ones, filled up with tokens
+ * that have no loss. */
 enum {
     MARK_LOSS = 1,
     MARK_START = 2,

@@ -78,8 +78,8 @@ int jsonl_lines(const struct text_part *p, struct jsonl_bad *bad, jsonl_fn each,
 /* Calls each for the text of every line. */
 int jsonl_each(const struct text_part *p, const char *field, struct jsonl_bad *bad,
                int (*each)(void *ctx, const char *text, size_t n, struct err *e), void *ctx, struct err *e);
-/* jsonl_text.c: the text of this member, where the line is a simple one; false: ask the parser. scratch holds n bytes.
- */
+/* jsonl_text.c: the text of this member, where the line is a simple one; false: ask the parser.
+ * scratch holds n bytes. */
 bool jsonl_text(const uint8_t *line, size_t n, const char *field, uint8_t *scratch, size_t *len);
 int text_list_inputs(const char *const *in, int n_in, struct text_list *list, struct err *e);
 

@@ -26,8 +26,8 @@ static bool take(struct scan *s, uint8_t c)
     return true;
 }
 
-/* Is one of eight bytes below 0x20, a quote or a backslash? It may say so of bytes above 0x7F behind such a one, too.
- */
+/* Is one of eight bytes below 0x20, a quote or a backslash? It may say so of bytes above 0x7F
+ * behind such a one, too. */
 static bool has_end(uint64_t x)
 {
     const uint64_t ones = 0x0101010101010101u, tops = 0x8080808080808080u;

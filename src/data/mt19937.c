@@ -1,6 +1,6 @@
 /* The Mersenne twister as NumPy's RandomState seeds it and shuffles with it. Sample order must
- * equal Megatron's, so this follows NumPy draw for draw; tools/golden_shuffle.py makes the check.
- */
+ * equal Megatron's, so this follows NumPy draw for draw;
+ * tools/golden_shuffle.py makes the check. */
 #include "data/data_int.h"
 
 enum { MT_N = 624, MT_M = 397 };

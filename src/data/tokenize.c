@@ -1,6 +1,6 @@
 /* Text files to a token file. Parts of the text are read in order, encoded in parallel and written
- * in order; memory does not grow with the text, nor do the files depend on the number of threads.
- */
+ * in order; memory does not grow with the text, nor do the files depend on the
+ * number of threads. */
 #include "data/data_int.h"
 
 #include <omp.h>

@@ -68,8 +68,8 @@ static int64_t smaller_divisor(int64_t n, int64_t d)
     return 0;
 }
 
-/* The next smaller piece: fewer batches first, since all heads of one batch are adjacent. groups 0 after the smallest.
- * */
+/* The next smaller piece: fewer batches first, since all heads of one batch are adjacent. groups 0
+ * after the smallest. */
 static struct piece smaller_piece(const struct dnn_attention *a, struct piece p)
 {
     if (p.batch > 1)

@@ -205,8 +205,8 @@ void linear_backward(struct build *b, int node, const struct linear *l);
 /* LoRA (lora.c): the adapters of a linear layer, in its own node. */
 void lora_forward(struct build *b, int node, const struct linear *l, const char *name);
 void lora_backward(struct build *b, int node, const struct linear *l);
-/* Does this word of lora.targets name (a part of) the linear layer with this weight? part: NULL or "" if it has none.
- * */
+/* Does this word of lora.targets name (a part of) the linear layer with this weight? part: NULL or
+ * "" if it has none. */
 bool lora_names(const char *word, const char *weight_key, const char *part);
 bool attention_draws(const struct config *c); /* random numbers, for the dropout of attention weights */
 /* Dropout of the attention weights of this layer; without it p is 0 and info absent. */

@@ -22,8 +22,8 @@ struct adapter {
 
 /* ---- which layers ---------------------------------------------------------------------------- */
 
-/* Hugging Face's names of modules, and what they are here: the end of a weight's key without ".weight", with the part.
- */
+/* Hugging Face's names of modules, and what they are here: the end of a weight's key without
+ * ".weight", with the part. */
 static const struct {
     const char *theirs, *ours;
 } modules[] = {

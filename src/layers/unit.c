@@ -104,8 +104,8 @@ static int gather_step(const struct step_ctx *c)
     return comm_of(x) == NULL ? no_comm(c, x) : gather_all(c, x, true);
 }
 
-/* One piece of every parameter after the other, in messages of at most x->most elements of a piece.
- */
+/* One piece of every parameter after the other, in messages of at most x->most
+ * elements of a piece. */
 static int sum_all(const struct step_ctx *c, const struct unit_exchange *x)
 {
     struct comm *comm = comm_of(x);

@@ -1,5 +1,5 @@
-/* Recorded times of one machine, as `braid bench --record=FILE` writes them to bench/, and what changed against them.
- * */
+/* Recorded times of one machine, as `braid bench --record=FILE` writes them to bench/, and what
+ * changed against them. */
 #ifndef BRAID_LOG_BASELINE_H
 #define BRAID_LOG_BASELINE_H
 

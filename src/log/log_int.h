@@ -107,19 +107,19 @@ void history_eval(struct history *h, const struct eval_record *r);
 void history_event(struct history *h, enum log_event_kind kind, int64_t step, const char *text);
 void history_sample(struct history *h, int64_t step, const char *text);
 /* Read a metrics.jsonl, leaving out what a later start or resume record took back. Lines that are
- * not records (a line cut short by a kill) are counted in *ignored. A missing file is an empty one.
- */
+ * not records (a line cut short by a kill) are counted in *ignored. A missing
+ * file is an empty one. */
 int history_load(struct history *h, const char *path, int64_t *ignored, struct err *e);
 const char *event_name(enum log_event_kind kind);
 
 /* ---- trim.c: a resume takes back what came after its checkpoint ------------------------------ */
 
 /* Steps and evaluations beyond `step` are cut out of a metrics.jsonl, and a half line at its end; events stay. The file
- * is replaced whole, so a kill leaves the old or the new one. *removed counts records. A missing file is an empty one.
- */
+ * is replaced whole, so a kill leaves the old or the new one. *removed counts records. A missing
+ * file is an empty one. */
 int metrics_trim(const char *path, int64_t step, int64_t *removed, struct err *e);
-/* A new run in a folder that has a log: that becomes metrics.1.jsonl, or the next free number; to gets its path, or "".
- */
+/* A new run in a folder that has a log: that becomes metrics.1.jsonl, or the next free number; to
+ * gets its path, or "". */
 int metrics_set_aside(const char *path, char *to, size_t size, struct err *e);
 
 /* ---- watch.c: signs that a run does not learn ------------------------------------------------ */

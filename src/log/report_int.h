@@ -28,8 +28,8 @@ struct curve {
 void report_terminal_curve(FILE *out, const struct curve *c);
 void report_history_curve(FILE *out, const struct history *h, bool unicode);
 
-/* What the loss is drawn over. The page holds a chart for each; a link chooses, without a script.
- */
+/* What the loss is drawn over. The page holds a chart for each; a link
+ * chooses, without a script. */
 enum x_kind { X_STEP, X_LOG, X_TOKENS, X_TIME, X_KINDS };
 
 struct x_axis {

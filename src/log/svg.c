@@ -102,8 +102,8 @@ static void find_range(const struct xy *p, int n, double *scratch, bool zero, do
     qsort(scratch, (size_t)count, sizeof *scratch, compare_doubles);
     *low = scratch[0];
     *high = scratch[count - 1];
-    /* Where a curve starts is news; a spike far above everything else would flatten all the rest.
-     */
+    /* Where a curve starts is news; a spike far above everything else would
+     * flatten all the rest. */
     double q1 = scratch[count / 100], q99 = scratch[count - 1 - count / 100];
     double cap = fmax(first, q99 + (q99 - q1));
     if (count >= 100 && *high > cap && first < q99 + 20 * (q99 - q1))

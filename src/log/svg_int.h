@@ -43,8 +43,8 @@ void chart_end(struct buf *b);
 
 /* 1, 2 or 5 times a power of ten, so that about `count` steps span the range. */
 double tick_step(double range, int count);
-/* The label of the tick v on an axis with ticks `step` apart: neighbours never have the same text.
- */
+/* The label of the tick v on an axis with ticks `step` apart: neighbours never
+ * have the same text. */
 const char *tick_text(double v, double step, char *out, size_t size);
 
 #endif

@@ -371,8 +371,8 @@ static int order_plan(const struct model *m, struct model_plan *mp, const struct
     return schedule_step(&mp->g, &s, out, e);
 }
 
-/* FP8 that reaches no layer, and a glob that keeps none, are mistakes. A stage of a pipeline sees its own layers only.
- * */
+/* FP8 that reaches no layer, and a glob that keeps none, are mistakes. A stage of a pipeline sees
+ * its own layers only. */
 static int check_codes(const struct model *m, struct err *e)
 {
     char word[192];

@@ -62,8 +62,8 @@ struct op_desc {
     bool (*sample_fill)(struct op_call *c, int arg, struct tensor *host, uint64_t key);
     /* Changes to the packed args: what an extra tensor of samples stands for. */
     void (*prepare)(const struct op_call *c, void *args);
-    /* In place of what follows from the field list: check inputs and attributes, set shapes of outputs and work; run.
-     * */
+    /* In place of what follows from the field list: check inputs and attributes, set shapes of
+     * outputs and work; run. */
     int (*infer)(struct op_call *c, const struct ops *ops, struct err *e);
     int (*run)(const struct ops *ops, struct lane *lane, const struct op_call *c);
     void (*cost)(const struct op_call *c, struct op_cost *out);

@@ -18,8 +18,8 @@
  * - Deterministic: the same args give the same bits, and the order of every sum depends on shapes
  *   only, never on the number of threads (GEMM: as OpenBLAS does for a given thread count).
  * - acc_x: true adds to x, false overwrites it (x need not be initialised).
- * - Zero-sized dims are legal and do nothing (accumulated outputs with acc false become zero).
- */
+ * - Zero-sized dims are legal and do nothing (accumulated outputs with acc
+ * false become zero). */
 #ifndef BRAID_OPS_H
 #define BRAID_OPS_H
 

@@ -188,8 +188,8 @@ int graph_node(struct graph *g, const char *name, enum lane_id lane, const void 
 struct tensor of(const struct graph *g, slot_id slot);
 /* Append a call of an op to a phase: GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, dy), .x = of(g, x), ...). Reading,
  * writing or adding follows from the field's role; scratch is declared here and shared by the calls of a phase. A
- * required field that is not bound, two fields written to one place and wrong shapes are errors that name the fields.
- * */
+ * required field that is not bound, two fields written to one place and wrong shapes are errors
+ * that name the fields. */
 void graph_op(struct graph *g, int node, enum phase_id ph, const struct op_desc *op, const void *args);
 #define GRAPH_OP(g, node, ph, op, ...) graph_op(g, node, ph, &op##_desc, &(const struct op##_args){__VA_ARGS__})
 /* The args that a phase was declared with, if it is one call of this op, else NULL; which slot a tensor of them stands

@@ -364,8 +364,8 @@ static int frame_of(const struct builder *b, const struct instance *x)
     return writer->host && b->n_mb > 1 ? -1 : writer->chunk * b->n_mb + x->mb;
 }
 
-/* Units of an arena. unit_of[]: per root instance; of_frame[]: per frame. Inside a frame slots get their offset here.
- * */
+/* Units of an arena. unit_of[]: per root instance; of_frame[]: per frame. Inside a frame slots get
+ * their offset here. */
 static void collect_units(const struct builder *b, const int *last, enum arena_id arena, struct unit_list *l,
                           int *unit_of, int *of_frame)
 {

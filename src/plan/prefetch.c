@@ -7,8 +7,7 @@
  *
  *     compute   unit 0          | unit 1          | unit 2
  *     comm      gather 1        | gather 2        | gather 3       forward: weights one unit ahead
- *     comm      gather u-1, reduce u+1            | ...            backward of unit u: weights
- * ahead, gradients behind
+ *     comm      gather u-1, reduce u+1            | ...            backward of unit u: weights ahead, gradients behind
  *
  * Without further order all gathers would start at once, each with memory of its own. So a gather
  * waits until the unit before the one that computes is done, and the first gradient of a unit until
@@ -144,8 +143,8 @@ static int place_of(const struct prefetch *x, int k)
     return at;
 }
 
-/* A gather into memory that others use too starts after all computing that the list has before it.
- */
+/* A gather into memory that others use too starts after all computing that the
+ * list has before it. */
 static int last_computed(const struct prefetch *x)
 {
     for (int i = x->out.n; i > 0; i--) {

@@ -1,5 +1,5 @@
-/* Text to the ids that a sequence begins with. It knows the tokenizer and not the model, so that readers can be fuzzed.
- */
+/* Text to the ids that a sequence begins with. It knows the tokenizer and not the model, so that
+ * readers can be fuzzed. */
 #include "serve/serve_int.h"
 
 #include <stdlib.h>

@@ -41,8 +41,8 @@ int scorer_encode_chat(struct scorer *s, const struct chat_list *l, struct token
 int scorer_check_ids(const struct scorer *s, const int32_t *ids, size_t n, struct err *e);
 int scorer_append(struct token_ids *to, const int32_t *ids, size_t n, struct err *e);
 
-/* What is known of one token of a sequence. The first token of a sequence has no probability: logprob is NaN, n_top 0.
- */
+/* What is known of one token of a sequence. The first token of a sequence has no probability:
+ * logprob is NaN, n_top 0. */
 struct token_score {
     double logprob; /* natural logarithm; of the model itself, whatever the temperature */
     int n_top;

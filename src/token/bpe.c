@@ -172,8 +172,8 @@ static int no_token(const uint8_t *p, size_t n, struct err *e)
     return err_hint(e, "the tokenizer was trained without the full byte alphabet");
 }
 
-/* Symbols of a vocabulary of characters: a character, or its bytes as <0xHH>, or the unknown token.
- */
+/* Symbols of a vocabulary of characters: a character, or its bytes as <0xHH>, or
+ * the unknown token. */
 static int char_symbols(const struct token_model *m, struct bpe_work *w, const uint8_t *p, size_t len, size_t *n,
                         struct err *e)
 {

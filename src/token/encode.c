@@ -8,8 +8,8 @@
 enum { HOT_BITS = 14, HOT_KEY = 15, HOT_IDS = 3, CACHE_BITS = 17, CACHE_KEY = 26, CACHE_IDS = 8, PIECE_SLACK = 64 };
 
 /* A short piece and its ids, in a table that fits into a core's own cache: it answers nine of ten
- * pieces of English. The key is the bytes, filled up with zeros, and their number in the last one.
- */
+ * pieces of English. The key is the bytes, filled up with zeros, and their
+ * number in the last one. */
 struct hot_entry {
     uint64_t lo, hi; /* hi 0: empty */
     int32_t n_ids, ids[HOT_IDS];

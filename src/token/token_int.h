@@ -325,8 +325,8 @@ uint32_t alphabet_char(uint8_t byte);
  * bytes. */
 int64_t alphabet_decode(const char *text, size_t n, uint8_t *out);
 
-/* BPE of one piece by merging alone, without the shortcuts of an encoder; for checks while loading.
- */
+/* BPE of one piece by merging alone, without the shortcuts of an encoder; for
+ * checks while loading. */
 struct bpe_work {
     int32_t *id;    /* symbols */
     uint32_t *rank; /* of the pair that begins here */

@@ -1,5 +1,5 @@
-/* What a reader has filled becomes a tokenizer: tables, checks, flags, and the hash that names it.
- */
+/* What a reader has filled becomes a tokenizer: tables, checks, flags, and the
+ * hash that names it. */
 #include "token/token_int.h"
 
 #include <stdlib.h>

@@ -61,8 +61,8 @@ static int load_one(struct model *m, const struct keymap *map, int i, const stru
     return st;
 }
 
-/* Everything is checked before the first value changes. note (may be NULL) says what was allowed.
- */
+/* Everything is checked before the first value changes. note (may be NULL)
+ * says what was allowed. */
 static int load_space(struct model *m, const struct key_file *f, enum key_space space, bool base, unsigned allow,
                       struct err *note, struct err *e)
 {

@@ -1,5 +1,5 @@
-/* Private to train/: parameters of this rank among those of the whole model, for files that do not depend on the ranks.
- * */
+/* Private to train/: parameters of this rank among those of the whole model, for files that do not
+ * depend on the ranks. */
 #ifndef BRAID_TRAIN_RESHARD_INT_H
 #define BRAID_TRAIN_RESHARD_INT_H
 

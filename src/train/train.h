@@ -164,8 +164,8 @@ int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep
 /* Is data.tokenizer still the one that the checkpoint was trained with? A checkpoint without one always passes. */
 int tokenizer_check_resume(const struct config *c, const struct ckpt *from, struct err *e);
 int text_options(struct trainer *t, struct data_opts *o, struct err *e); /* how text becomes tokens */
-/* An error when text that this tokenizer reads would not fit model.vocab. Token files have a vocabulary of their own.
- * */
+/* An error when text that this tokenizer reads would not fit model.vocab. Token files have a
+ * vocabulary of their own. */
 int tokenizer_fits(const struct config *cfg, const struct tokenizer *tok, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
 int config_complete(struct config *c, struct err *e);

@@ -217,8 +217,8 @@ int trainer_plan(struct trainer *t, const struct config *cfg, bool on_paper, str
     return trainer_plan_on(t, cfg, &place, on_paper, e);
 }
 
-/* Declared in the same order, everything persistent gets the place it has; only frames and workspace change their size.
- * */
+/* Declared in the same order, everything persistent gets the place it has; only frames and workspace
+ * change their size. */
 int trainer_replan(struct trainer *t, struct err *e)
 {
     struct memory *mem = &t->model.mem;

@@ -1,5 +1,5 @@
-/* Checkpoint folders: what is saved comes back, and what is damaged, foreign or left over does not.
- */
+/* Checkpoint folders: what is saved comes back, and what is damaged, foreign or
+ * left over does not. */
 #include "support.h"
 
 #include "ckpt/ckpt_int.h"

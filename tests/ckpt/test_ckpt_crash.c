@@ -128,8 +128,8 @@ static bool save_killed_after(const char *run, int k, bool *traced)
     return true;
 }
 
-/* In memory where that exists: a kill cares about the order of calls, not about the disk's speed.
- */
+/* In memory where that exists: a kill cares about the order of calls, not
+ * about the disk's speed. */
 static char *fast_dir(void)
 {
     char *path = strdup("/dev/shm/braid-test-XXXXXX");

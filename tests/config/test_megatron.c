@@ -6,8 +6,8 @@
 
 enum { MAX_WORDS = 8 };
 
-/* Words of a script, and the option they set, "" (accepted, sets nothing), or a part of the answer if they are refused.
- */
+/* Words of a script, and the option they set, "" (accepted, sets nothing), or a part of the answer
+ * if they are refused. */
 struct usual {
     const char *words, *option, *value, *refused;
 };

@@ -254,8 +254,8 @@ static void text_is_tokenised_once(void **state)
 
 #define WITH_DIR(test) cmocka_unit_test_setup_teardown(test, make_test_dir, drop_test_dir)
 
-/* Simple lines take a short cut: whatever it accepts, the parser finds the same; what it does not, the parser decides.
- */
+/* Simple lines take a short cut: whatever it accepts, the parser finds the same; what it does not,
+ * the parser decides. */
 static void texts_taken_without_a_parser_are_the_same(void **state)
 {
     (void)state;

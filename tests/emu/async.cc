@@ -129,8 +129,8 @@ static void line_inside(const struct transfer *t, int64_t col, unsigned *first, 
     *first = (unsigned)begin;
     *count = end > begin ? (unsigned)(end - begin) : 0;
 }
-/* A byte of the box in shared memory: 16-byte pieces change places within 128 bytes, by the address' bits above them.
- * */
+/* A byte of the box in shared memory: 16-byte pieces change places within 128 bytes, by the
+ * address' bits above them. */
 static char *swizzled(const struct transfer *t, unsigned byte)
 {
     uintptr_t at = (uintptr_t)(t->shared + byte);

@@ -1,6 +1,6 @@
 /* Any bytes as a file of weights: its keys are mapped to a small model and converted into every
- * layout. Whatever is accepted loads, and what was converted has as many elements as it had before.
- */
+ * layout. Whatever is accepted loads, and what was converted has as many
+ * elements as it had before. */
 #include "ckpt/keys/keymap.h"
 #include "config/config.h"
 
@@ -15,8 +15,8 @@ static void need(bool condition)
         abort();
 }
 
-/* Two pairs of attention and MLP, numbered one by one or in pairs, one layer of experts, one depth.
- */
+/* Two pairs of attention and MLP, numbered one by one or in pairs, one layer of
+ * experts, one depth. */
 static int model(struct param *p, bool grouped)
 {
     static const struct param flat[] = {

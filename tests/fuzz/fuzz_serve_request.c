@@ -1,5 +1,5 @@
-/* Fuzzes the reader of completions requests: whatever the bytes, they are refused or give a request within its limits.
- */
+/* Fuzzes the reader of completions requests: whatever the bytes, they are refused or give a request
+ * within its limits. */
 #include "serve/serve.h"
 
 #include <stdlib.h>

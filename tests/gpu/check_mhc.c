@@ -127,8 +127,8 @@ static int check(struct dev *dev, const char *text, uint64_t seed)
     return ok;
 }
 
-/* The largest difference of a tensor to what was kept of it, beside its largest value; not a number if either has one.
- * */
+/* The largest difference of a tensor to what was kept of it, beside its largest value; not a number
+ * if either has one. */
 static double differs(struct replay *r, const char *name, const char *first, struct err *e)
 {
     char *now = bytes_of(r, name, e);

@@ -1,5 +1,5 @@
-/* The report: sound HTML at every size, nothing from outside, text escaped; ticks; the text curve.
- */
+/* The report: sound HTML at every size, nothing from outside, text escaped;
+ * ticks; the text curve. */
 #include "support.h"
 
 #include "log/report_int.h"

@@ -1,5 +1,5 @@
-/* model/: patterns, what each schedule must leave unchanged, gradient accumulation, initial values.
- */
+/* model/: patterns, what each schedule must leave unchanged, gradient
+ * accumulation, initial values. */
 #include "tiny.h"
 
 /* ---- results to compare ---------------------------------------------------------------------- */

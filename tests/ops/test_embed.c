@@ -37,8 +37,8 @@ static void rows_are_copied_in_token_order(void **state)
     assert_memory_equal(y, want, sizeof want);
 }
 
-/* 1e8 + 1 - 1e8 is 0 in fp32 in this order and 1 in others. Wide enough for the threads to share.
- */
+/* 1e8 + 1 - 1e8 is 0 in fp32 in this order and 1 in others. Wide enough for
+ * the threads to share. */
 static void summands_of_a_token_add_in_order(void **state)
 {
     (void)state;

@@ -117,8 +117,8 @@ static void dropped_rows_are_zero_and_give_nothing_back(void **state)
     }
 }
 
-/* Values whose sum depends on the order: 1 + 2^-24 + 2^-24 is 1 from the left, more from the right.
- */
+/* Values whose sum depends on the order: 1 + 2^-24 + 2^-24 is 1 from the left,
+ * more from the right. */
 static void a_token_is_summed_in_order_of_choice(void **state)
 {
     struct bench *t = *state;

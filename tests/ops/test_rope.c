@@ -168,8 +168,8 @@ static void a_quarter_turn_moves_x_to_y(void **state)
     (void)state;
     struct bed b;
     open_bed(&b);
-    /* Two pairs; position 1 turns the first by 90 degrees and the second by 180; channel 4 passes.
-     */
+    /* Two pairs; position 1 turns the first by 90 degrees and the second by
+     * 180; channel 4 passes. */
     double cosines[] = {1, 1, 0, -1}, sines[] = {0, 0, 1, 0};
     double x[] = {1, 2, 3, 4, 5}, y[5];
     double half[] = {-3, -2, 1, -4, 5}, pairs[] = {-2, 1, -3, -4, 5};

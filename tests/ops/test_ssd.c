@@ -113,8 +113,8 @@ static void two_rows_by_hand(void **state)
     }
 }
 
-/* On ref the recurrence never sees the chunk; on the fast device the chunk only changes rounding.
- */
+/* On ref the recurrence never sees the chunk; on the fast device the chunk
+ * only changes rounding. */
 static void every_chunk_size_gives_the_sequential_result(void **state)
 {
     (void)state;

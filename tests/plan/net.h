@@ -79,6 +79,11 @@ struct net_opts {
     bool drop;    /* norms and activations are recomputed */
     bool grouped; /* layers are numbered by pairs, as brackets would */
 };
+/* A net and the schedule of its steps. */
+struct setup {
+    struct net_opts net;
+    struct schedule_opts s;
+};
 struct net {
     struct rig r;
     const struct net_opts *o;

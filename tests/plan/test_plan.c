@@ -211,8 +211,8 @@ static void in_place_needs_proof_that_the_input_is_dead(void **state)
     assert_false(merges(LANE_COMPUTE, false, LANE_COMPUTE, true));
 }
 
-/* dpre may be written over pre in bwd, unless another lane's weight gradient reads pre afterwards.
- */
+/* dpre may be written over pre in bwd, unless another lane's weight gradient
+ * reads pre afterwards. */
 static void a_later_weight_gradient_on_another_lane_prevents_in_place(void **state)
 {
     (void)state;

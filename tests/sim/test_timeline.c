@@ -70,8 +70,8 @@ static void brackets_take_no_time(void **state)
         snprintf(options, sizeof options, MODEL "model.pattern=%s %s", cases[i].grouped, cases[i].options);
         open_timeline(&y, &b, options, &m);
         assert_true(x.seconds > 0);
-        /* What is gathered and reduced at once is a bracket group, else a layer: a little of it is exposed at the ends.
-         * */
+        /* What is gathered and reduced at once is a bracket group, else a layer: a little of it is
+         * exposed at the ends. */
         assert_true(fabs(x.seconds - y.seconds) <= 0.02 * x.seconds);
         close_timeline(&x, &a);
         close_timeline(&y, &b);

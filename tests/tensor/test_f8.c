@@ -1,5 +1,5 @@
-/* FP8 codes and scales: every code, a dense sweep of floats against a search over all codes, saturation, ties, scales.
- * */
+/* FP8 codes and scales: every code, a dense sweep of floats against a search over all codes,
+ * saturation, ties, scales. */
 #include "support.h"
 #include "tensor/f8.h"
 

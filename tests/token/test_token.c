@@ -84,8 +84,8 @@ static void ids_are_those_of_the_reference_programs(void **state)
 
 /* ---- random texts ---------------------------------------------------------------------------- */
 
-/* Characters that PCRE2 knows: its Unicode may be older than utf8proc's (14 and 15 in Debian 12).
- */
+/* Characters that PCRE2 knows: its Unicode may be older than utf8proc's (14
+ * and 15 in Debian 12). */
 struct known_chars {
     struct regex *assigned;
     struct regex_match *match;

@@ -16,8 +16,8 @@ struct reported {
 
 static int routers(const struct reported *r) { return r->main_e + r->depth_e * r->depths; }
 
-/* Each router gave 1.0 in each microbatch, so nothing but 1.0 may be said, once for every router.
- */
+/* Each router gave 1.0 in each microbatch, so nothing but 1.0 may be said,
+ * once for every router. */
 static const char *reported_fault(const struct reported *r)
 {
     if (r->n != routers(r))

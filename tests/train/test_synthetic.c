@@ -179,8 +179,8 @@ static void learn(struct learner *l, int64_t from, int64_t until)
     }
 }
 
-/* Share of the answers whose largest logit is the right one, on sequences that are not trained on.
- */
+/* Share of the answers whose largest logit is the right one, on sequences that
+ * are not trained on. */
 static double accuracy(struct learner *l)
 {
     enum { BATCHES = 8 };

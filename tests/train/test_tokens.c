@@ -119,8 +119,8 @@ static void token_files_train_and_evaluate(void **state)
     corpus_close(&corpus);
 }
 
-/* A checkpoint holds the tokenizer's file, and the saved path is replaced by it once that is gone.
- */
+/* A checkpoint holds the tokenizer's file, and the saved path is replaced by it
+ * once that is gone. */
 static void checkpoints_carry_the_tokenizer(void **state)
 {
     (void)state;

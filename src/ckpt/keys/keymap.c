@@ -375,8 +375,8 @@ static int resolve(struct keymap *m, int i, struct err *e)
     m->found[i].pieces = arena_alloc(&m->memory, (size_t)(r.end - r.first) * sizeof(struct tensor));
     if (m->found[i].pieces == NULL)
         return err_set(e, ST_NOMEM, "out of memory mapping keys");
-    /* WHOLE sorts first: beside numbered experts or parts, one tensor for all is a second source.
-     */
+    /* WHOLE sorts first: beside numbered experts or parts, one tensor for all
+     * is a second source. */
     const struct key_source *first = &m->sources[r.first], *last = &m->sources[r.end - 1];
     int st, whole = first->name.expert == WHOLE && first->name.part == WHOLE;
     if (r.end - r.first > 1 && (whole || (first->name.part == WHOLE) != (last->name.part == WHOLE)))

@@ -206,8 +206,8 @@ static int try_library_bwd(struct lane *l, const struct attention_bwd_args *a, b
 /* What the library refuses goes to the tensor-core kernels, what they do not take to the plain ones. */
 enum kernels { LIBRARY, HOPPER, TENSOR_CORES, PLAIN };
 
-/* The library is twice as fast as our tensor-core kernels, but knows no documents, no cache and not our random numbers.
- * */
+/* The library is twice as fast as our tensor-core kernels, but knows no documents, no cache and not
+ * our random numbers. */
 static enum kernels fwd_kernels(const struct attention_fwd_args *a)
 {
     if (library_shape(&a->q, &a->k, &a->v) && !present(&a->doc_start) && !present(&a->start) && a->drop.p == 0)

@@ -400,8 +400,8 @@ __device__ __forceinline__ void row_gradients(float (&dq)[32], const bwd_pool<D>
         wgmma<64, 0, 1>::run(dq, tile_plus(a, i / 4 * ROWS * 128 + i % 4 * 32), tile_plus(b, i * 2048), 0);
 }
 
-/* A tile: its scores are there, and those of the next one are computed on the way, unless it is the last of the block.
- */
+/* A tile: its scores are there, and those of the next one are computed on the way, unless it is the
+ * last of the block. */
 template <int D, bool LAST>
 __device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2],
                                           float (&scores)[TILE_ROWS<D> / 2], const place &at, int h, int m, bool first,

@@ -79,8 +79,8 @@ __device__ __forceinline__ place place_of(const bwd_job &j, int item)
     return p;
 }
 /* Walks over the tiles of a place, for each of its query heads. All heads of a tile in turn, so that blocks stay near
- * each other; with a window, where blocks are apart anyway, a head after the other, so that less is in use at a time.
- * */
+ * each other; with a window, where blocks are apart anyway, a head after the other, so that less
+ * is in use at a time. */
 struct walk {
     int h, m, left; /* left: heads after this one */
     __device__ __forceinline__ void next(const bwd_job &j, const place &p)

@@ -163,8 +163,8 @@ static const struct op_sample samples[] = {
     {"b=1 s=200 h=3 g=1 d=64 no_sink=1 strided=1"},
     {"b=1 s=37 skv=20 h=2 g=2 d=8 no_doc_start=1 no_start=1"},
     {"b=1 s=33 skv=300 h=1 g=1 d=128 dv=48 sink_zero=1 no_sink=1 no_doc_start=1"},
-    /* Past the tiles of a GPU: plain causal calls of every width a library may take, then what only kernels of ours do.
-     * */
+    /* Past the tiles of a GPU: plain causal calls of every width a library may take, then what only
+     * kernels of ours do. */
     {"b=2 s=200 h=4 g=4 d=64 scale=0.125 no_sink=1 no_doc_start=1 no_start=1"},
     {"b=2 s=130 h=4 g=1 d=128 scale=0.088 no_sink=1 no_doc_start=1 no_start=1"},
     {"b=1 s=129 h=2 g=1 d=192 dv=128 scale=0.07 no_sink=1 no_doc_start=1 no_start=1"},

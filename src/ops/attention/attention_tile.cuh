@@ -150,8 +150,8 @@ __device__ __forceinline__ void store_row(bf16 *row, const float (*acc)[4], int 
     }
 }
 
-/* Smallest lo and largest hi over the rows of a block that see anything; lo > hi if none does. scratch: 2 ints a warp.
- * */
+/* Smallest lo and largest hi over the rows of a block that see anything; lo > hi if none does.
+ * scratch: 2 ints a warp. */
 template <int WARPS> __device__ __forceinline__ key_range block_range(key_range r, int *scratch)
 {
     bool any = r.lo <= r.hi;

@@ -18,8 +18,8 @@ static inline bool aligned_to(const struct tensor *t, int64_t bytes)
     return true;
 }
 
-/* Sixteen bytes as they lie in memory. Kernels hold rows in this form: an array of bf16 would take a register for each.
- * */
+/* Sixteen bytes as they lie in memory. Kernels hold rows in this form: an array of bf16 would take a
+ * register for each. */
 __device__ __forceinline__ uint4 load_raw(const void *p) { return *(const uint4 *)p; }
 __device__ __forceinline__ void store_raw(void *p, const uint4 &v) { *(uint4 *)p = v; }
 __device__ __forceinline__ uint4 zero_raw() { return make_uint4(0, 0, 0, 0); }

@@ -76,8 +76,8 @@ __device__ __forceinline__ int64_t before(const int32_t *count, int local, int64
     return min(sum, cap);
 }
 
-/* One block: start[x, r] = first row of local expert x from rank r. Ranks times local experts are few thousand at most.
- * */
+/* One block: start[x, r] = first row of local expert x from rank r. Ranks times local experts are
+ * few thousand at most. */
 __global__ void recv_offsets(const int32_t *count, int ranks, int local, int64_t cap, int32_t *offset, int32_t *rows)
 {
     for (int r = threadIdx.x; r < ranks; r += THREADS)

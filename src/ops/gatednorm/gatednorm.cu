@@ -93,8 +93,8 @@ static __global__ void __launch_bounds__(THREADS) gatednorm_fwd_tiles(const __gr
     }
 }
 
-/* Gradients of one element; returns the contribution to dw. pull: rstd^3 / group times the sum of u times the normed.
- * */
+/* Gradients of one element; returns the contribution to dw. pull: rstd^3 / group times the sum of
+ * u times the normed. */
 template <bool NORM_FIRST>
 static __device__ __forceinline__ float one_bwd(float dy, float x, float z, float gain, float rstd, float pull,
                                                 float *dx, float *dz)

@@ -196,8 +196,8 @@ static void through_state(const struct inputs *in, struct scratch *s, const floa
     }
 }
 
-/* dq and dk through the states at both ends of the chunk. On entry t holds dO^T and u holds dR^T.
- */
+/* dq and dk through the states at both ends of the chunk. On entry t holds
+ * dO^T and u holds dR^T. */
 static void key_gradients(const struct inputs *in, struct scratch *s, const float *state, const float *e, bool leaving)
 {
     const struct chunk *k = &s->k;
@@ -349,8 +349,8 @@ static void through_length(float *out, const float *d, const float *y, float sca
         out[c] = factor * (d[c] * scale - y[c] * along);
 }
 
-/* dq and dk of the chunk: what the states left, transposed back, plus dqk and dkk against the rows.
- */
+/* dq and dk of the chunk: what the states left, transposed back, plus dqk and
+ * dkk against the rows. */
 static void finish_chunk(const struct gdn_bwd_args *a, const struct inputs *in, struct scratch *s, int64_t key_head)
 {
     const struct chunk *k = &s->k;

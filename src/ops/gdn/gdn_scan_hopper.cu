@@ -99,8 +99,8 @@ struct fwd_rows {
     bool valid;
 };
 
-/* One piece with the state that enters it in s and V in `values`, which leaves with V of the next.
- */
+/* One piece with the state that enters it in s and V in `values`, which leaves
+ * with V of the next. */
 template <int DK>
 __device__ __forceinline__ void fwd_step(const struct gdn_scan_args &a, const struct walk_stage<DK> *m,
                                          float (&s)[DK / 8][4], uint2 (&values)[TILES], const struct fwd_rows &at)

@@ -1,5 +1,5 @@
-/* gemm on the GPU: cuBLASLt (dev/cublas.c), and what it leaves: the bias in the wide type, and products over nothing.
- * */
+/* gemm on the GPU: cuBLASLt (dev/cublas.c), and what it leaves: the bias in the wide type, and
+ * products over nothing. */
 #include "ops/cuda/kernel.cuh"
 #include "ops/gemm/gemm.h"
 

@@ -1,6 +1,6 @@
 /* gemm, reference; see gemm.h. Rows of C in parallel: no sum crosses a row, so threads change
- * nothing. The inner loop walks B in memory order: whole models are gradient-checked through this.
- */
+ * nothing. The inner loop walks B in memory order: whole models are
+ * gradient-checked through this. */
 #include "ops/ops_ref_int.h"
 #include "ops/gemm/gemm.h"
 

@@ -324,8 +324,8 @@ __device__ __forceinline__ void dact_strips(const struct gmm_tma_job &j, const f
     }
 }
 
-/* Each lent stage holds 64 columns: gates of both groups, ups, and room for act. All but the last are given back here.
- * */
+/* Each lent stage holds 64 columns: gates of both groups, ups, and room for act. All but the last
+ * are given back here. */
 template <int KIND, typename F>
 __device__ __forceinline__ void store_dact(const struct gmm_maps &m, const struct gmm_tma_job &j,
                                            const struct gmm_at &at, const float (&c)[F::BN / 2], const float (&prob)[2],

@@ -25,8 +25,8 @@ struct gmm_shape {
     bool ragged;
 };
 
-/* Most tiles the product can have: a ragged group's last tile may be almost empty, and rows in no group are one more.
- * */
+/* Most tiles the product can have: a ragged group's last tile may be almost empty, and rows in no
+ * group are one more. */
 static inline int64_t gmm_tiles_most(const struct gmm_shape *s, enum gmm_tile t)
 {
     struct gmm_tile_size z = gmm_tile_size(t);

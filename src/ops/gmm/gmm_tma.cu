@@ -93,8 +93,8 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
                               const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                               CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* A tensor of `rank` dimensions, the first of 128 bytes in a box; strides of the others in bytes. Outside reads as 0.
- * */
+/* A tensor of `rank` dimensions, the first of 128 bytes in a box; strides of the others in bytes.
+ * Outside reads as 0. */
 static int map_encode(struct lane *l, CUtensorMap *map, const void *data, enum dtype type, int rank,
                       const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box)
 {

@@ -1,5 +1,5 @@
-/* gradnorm (sqnorm and clip): checks, cost, descriptors, samples and bench shapes; see gradnorm.h.
- */
+/* gradnorm (sqnorm and clip): checks, cost, descriptors, samples and bench
+ * shapes; see gradnorm.h. */
 #include "ops/check.h"
 #include "ops/gradnorm/gradnorm.h"
 #include "ops/opshape.h"

@@ -337,8 +337,8 @@ const struct op_desc mhc_boundary_again_desc = {OP_NAMED("mhc_boundary_again", m
                                                 .tolerance = 1e-5,
                                                 OP_LIST(samples, again_samples),
                                                 OP_LIST(bench, small_bench)};
-/* In bf16 the projection's share of the stream's gradient may be rounded before it is added; sums of it partly cancel.
- * */
+/* In bf16 the projection's share of the stream's gradient may be rounded before it is added; sums
+ * of it partly cancel. */
 const struct op_desc mhc_boundary_bwd_desc = {
     OP_IS(mhc_boundary_bwd),
     MHC_ALL(mhc_boundary_bwd, "gradients of mhc_boundary_fwd, those of its parameters included"),

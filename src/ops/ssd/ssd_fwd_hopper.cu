@@ -100,8 +100,8 @@ struct walk_rows {
     bool valid;
 };
 
-/* One piece with the state that enters it in s and x in `values`, which leaves with x of the next.
- */
+/* One piece with the state that enters it in s and x in `values`, which leaves
+ * with x of the next. */
 template <int N>
 __device__ __forceinline__ void walk_step(const struct walk_args &a, struct walk_shared<N> *sh, int u, float skip,
                                           float (&s)[N / 8][4], uint2 (&values)[TILES], const struct walk_rows &at)

@@ -62,8 +62,8 @@ int ssd_fwd_ref(struct lane *l, const struct ssd_fwd_args *a)
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* The states after each row of a chunk, the one before it, and the gradient of the running state.
- */
+/* The states after each row of a chunk, the one before it, and the gradient of
+ * the running state. */
 int64_t ssd_bwd_work_ref(const struct ssd_bwd_args *a)
 {
     return (min_i64(a->chunk, a->x.dim[1]) + 2) * a->Bm.dim[3] * a->x.dim[3] * (int64_t)sizeof(double);
@@ -73,8 +73,8 @@ struct sums {
     double a_log, dt_bias, d;
 };
 
-/* One row: grad is the gradient of the state after it on entry, of the state before it on return.
- */
+/* One row: grad is the gradient of the state after it on entry, of the state
+ * before it on return. */
 static void bwd_row(const struct ssd_bwd_args *a, int64_t b, int64_t h, int64_t t, const double *before,
                     const double *after, double *grad, struct sums *sums)
 {

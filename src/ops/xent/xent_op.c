@@ -1,5 +1,5 @@
-/* xent: argument checks, chunk rule, cost, descriptors, test samples and bench shapes; see xent.h.
- */
+/* xent: argument checks, chunk rule, cost, descriptors, test samples and bench
+ * shapes; see xent.h. */
 #include "ops/check.h"
 #include "ops/opshape.h"
 #include "ops/xent/xent.h"

@@ -305,8 +305,8 @@ static __device__ __forceinline__ void open_tiles(const struct cluster_fwd &a, s
 
 /* ---- closer: one warp ------------------------------------------------------------------------ */
 
-/* The coefficients that h does not need, a lane to each of the block's tokens of as many tiles as there are lanes for.
- * */
+/* The coefficients that h does not need, a lane to each of the block's tokens of as many tiles as
+ * there are lanes for. */
 static __device__ __forceinline__ void close_tiles(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
 {
     int lane = (int)threadIdx.x % 32, per = a.per, token = rank + lane % per * a.ranks;

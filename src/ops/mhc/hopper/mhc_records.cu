@@ -44,8 +44,8 @@ __host__ __device__ __forceinline__ int64_t blocks_for(int64_t items)
     return (items + ROW_THREADS - 1) / ROW_THREADS;
 }
 
-/* w as the left operand of dp w, 16 channels in MHC_FRAG bytes; item: lane, tile of 16, stream, block of 64 channels.
- * */
+/* w as the left operand of dp w, 16 channels in MHC_FRAG bytes; item: lane, tile of 16, stream,
+ * block of 64 channels. */
 static __device__ void backward_operand(const float *w, int64_t stride, int64_t d, char *out, int64_t item)
 {
     int lane = (int)(item % 32), g = lane / 4, q = lane % 4, t = (int)(item / 32 % 4),

@@ -18,8 +18,8 @@ struct health_shared {
     double part[HEALTH_WARPS][MHC_MAX_STREAMS * MHC_MAX_STREAMS];
 };
 
-/* The product of all mixes up to this one, layer by layer; between two it is rounded, as it is from launch to launch.
- * */
+/* The product of all mixes up to this one, layer by layer; between two it is rounded, as it is
+ * from launch to launch. */
 __device__ __forceinline__ void multiply_mixes(const struct health_args &a, struct health_shared *s, int64_t row,
                                                int sample, int layer)
 {

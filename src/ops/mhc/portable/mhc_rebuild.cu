@@ -4,8 +4,8 @@
  * combine's (mhc_mix.cu).
  *
  * A block takes part of one row. The row's coefficients of all layers go to shared memory first, while the streams are
- * on their way. Only the copies for any number of streams have arrays in local memory, because they are indexed by it.
- * */
+ * on their way. Only the copies for any number of streams have arrays in local memory, because they
+ * are indexed by it. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 
 enum {
