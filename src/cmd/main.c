@@ -1,4 +1,5 @@
 /* The entry of the one binary: which command, and a short help. */
+#include "base/busfault.h"
 #include "base/version.h"
 #include "cmd/cmd.h"
 
@@ -146,6 +147,7 @@ int main(int argc, char **argv)
 {
     signal(SIGXFSZ, SIG_IGN); /* a file over the limit is then a failed write, reported like a full disk */
     signal(SIGPIPE, SIG_IGN); /* a terminal or pipe that goes away loses messages, not the run */
+    busfault_report();
     if (!open_standard_descriptors())
         return 1;
     json_set_alloc_funcs(json_memory, free);

@@ -1,4 +1,5 @@
 /* Files of every kind: what is refused, what temporary files are called, maps whose file shrinks, identities. */
+#include "base/busfault.h"
 #include "support.h"
 
 #include <fcntl.h>
@@ -178,6 +179,39 @@ static void what_cannot_be_looked_up_is_not_absent(void **state)
     assert_fails(file_lookup(in_dir("loop"), &exists, &e), ST_IO, &e, "loop");
 }
 
+/* In another process: reads through a map whose file is gone by then. */
+static int read_gone_file(const char *path, const char *err_path)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct file_map m;
+        int fd = open(err_path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        busfault_report();
+        if (fd < 0 || dup2(fd, STDERR_FILENO) < 0 || file_map_open(&m, path, NULL) != ST_OK || truncate(path, 0) != 0)
+            _exit(7);
+        volatile uint8_t first = *(volatile const uint8_t *)m.data;
+        (void)first;
+        _exit(8);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void a_gone_file_that_is_read_is_named(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    char bytes[3 * 4096] = "weights", *text;
+    size_t len;
+    const char *path = in_dir("gone.safetensors"), *said = in_dir("said");
+    assert_ok(file_write_atomic(path, bytes, sizeof bytes, &e), &e);
+    assert_int_equal(read_gone_file(path, said), 1);
+    assert_ok(file_read(said, 4096, &text, &len, &e), &e);
+    assert_non_null(strstr(text, "/gone.safetensors became shorter while it was read"));
+    free(text);
+}
+
 int main(void)
 {
 #define WITH_DIR(test) cmocka_unit_test_setup_teardown(test, open_dir, close_dir)
@@ -188,6 +222,7 @@ int main(void)
         WITH_DIR(an_identity_is_of_bytes_not_of_names_and_times),
         WITH_DIR(a_large_file_is_sampled_over_its_whole_length),
         WITH_DIR(what_cannot_be_looked_up_is_not_absent),
+        WITH_DIR(a_gone_file_that_is_read_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -180,6 +180,16 @@ cp "$book" "$dir/shrink.txt"
 at=$(sed 's/step-0*//' "$dir/shrunk/checkpoints/latest")
 ok "put back, the run continues" says "at step $at" train --run.dir="$dir/shrunk" --train.steps=$((at + 1)) $few
 
+# ---- item 9: Ctrl-C while a large step is planned ------------------------------------------------------------------------------
+train_tiny=("$BRAID" train "$tiny" --data.train="$book" --run.threads=1 --parallel.pp=2 --parallel.ranks=2 '--model.pattern=[*-]x32')
+start --train.micro_batch=1 --train.global_batch=8000 --train.steps=9 --train.warmup=1 --run.dir="$dir/planned"
+wait_while_running $pid test -e "$dir/planned/lock" # taken before the plan is made, which takes seconds
+kill -INT $pid
+wait $pid
+rc=$?
+ok "Ctrl-C ends a run that is planning" test $rc -eq 130
+ok "which says so" grep -q 'interrupted before the first step' "$dir/err"
+
 # ---- item 11: leftovers, FIFOs, latest --------------------------------------------------------------------------------------------
 copy run left
 mkdir "$(step "$dir/left" 30).tmp-0123456789abcdef"

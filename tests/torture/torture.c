@@ -2,7 +2,7 @@
  * no wrong result with exit code 0, a message with any other; and where the command writes, the next run without a
  * fault brings the result and leaves nothing behind. Kills at every call that changes the disk are faults like others.
  *
- *   torture BRAID FAULT.so ROOT [--seconds=S] [--seed=N] [--only=NAME[:CALL[:N]]]
+ *   torture BRAID FAULT.so ROOT [--seconds=S] [--seed=N] [--only=NAME[:CALL[:N]]] [--part=K/N]
  *
  * With --seconds a random sample, at least one of each kind and command; else everything, allocations of the larger
  * commands sampled. The last line is "N passed, N failed", a command with a kind of call being one. */
@@ -18,7 +18,7 @@
 
 static const char *const kinds[] = {"alloc", "write", "short_write", "read",   "fsync",  "close",       "rename",
                                     "open",  "mmap",  "stat",        "thread", "folder", "kill_before", "kill_after"};
-enum { KINDS = countof(kinds), MOST_SCENARIOS = 32, SAMPLED_ALLOCS = 700, WORKERS = 2 };
+enum { KINDS = countof(kinds), MOST_SCENARIOS = 32, SAMPLED_ALLOCS = 700, MOST_WORKERS = 64 };
 
 struct job {
     int scenario, kind;
@@ -37,7 +37,8 @@ struct torture {
     char work[512];
     double deadline; /* 0: none */
     struct job *jobs;
-    long n_jobs, must; /* the first `must` are run whatever the time */
+    long n_jobs, must;  /* the first `must` are run whatever the time */
+    long part, n_parts; /* one of several machines: jobs part, part + n_parts, ... */
     struct shared *shared;
 };
 
@@ -123,7 +124,7 @@ static void one_fault(const struct torture *t, const struct job *j, int worker)
 static void work(const struct torture *t, int worker)
 {
     for (;;) {
-        long i = atomic_fetch_add(&t->shared->next, 1);
+        long i = t->part + t->n_parts * atomic_fetch_add(&t->shared->next, 1);
         if (i >= t->n_jobs || (i >= t->must && t->deadline > 0 && time_now() > t->deadline))
             return;
         one_fault(t, &t->jobs[i], worker);
@@ -248,10 +249,11 @@ static int summary(const struct torture *t)
 
 int main(int argc, char **argv)
 {
-    struct torture t = {0};
+    struct torture t = {.n_parts = 1};
     uint64_t seed = 1;
     if (argc < 4) {
-        fprintf(stderr, "usage: torture BRAID FAULT.so ROOT [--seconds=S] [--seed=N] [--only=NAME[:CALL[:N]]]\n");
+        fprintf(stderr,
+                "usage: torture BRAID FAULT.so ROOT [--seconds=S] [--seed=N] [--only=NAME[:CALL[:N]]] [--part=K/N]\n");
         return 2;
     }
     char base[600];
@@ -268,6 +270,11 @@ int main(int argc, char **argv)
             seed = strtoull(argv[i] + 7, NULL, 10);
         if (str_starts(argv[i], "--only="))
             t.only = argv[i] + 7;
+        if (str_starts(argv[i], "--part=") &&
+            (sscanf(argv[i] + 7, "%ld/%ld", &t.part, &t.n_parts) != 2 || t.part < 0 || t.part >= t.n_parts)) {
+            fprintf(stderr, "torture: %s: K of 0 to N - 1 is wanted, as in --part=0/4\n", argv[i]);
+            return 2;
+        }
     }
     t.shared = mmap(NULL, sizeof *t.shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int code = 1;
@@ -275,13 +282,14 @@ int main(int argc, char **argv)
         plan_jobs(&t, seed)) {
         printf("%ld faults planned, seed %llu\n", t.n_jobs, (unsigned long long)seed);
         fflush(stdout);
-        pid_t workers[WORKERS];
-        for (int w = 0; w < WORKERS; w++)
+        pid_t workers[MOST_WORKERS];
+        int n_workers = cpu_count() < 2 ? 2 : cpu_count() > MOST_WORKERS ? MOST_WORKERS : cpu_count();
+        for (int w = 0; w < n_workers; w++)
             if ((workers[w] = fork()) == 0) {
                 work(&t, w);
                 _exit(0);
             }
-        for (int w = 0; w < WORKERS; w++)
+        for (int w = 0; w < n_workers; w++)
             waitpid(workers[w], NULL, 0);
         code = summary(&t);
     } else
