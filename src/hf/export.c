@@ -138,14 +138,46 @@ int hf_choose(const struct config *c, const char *family, enum dtype dtype, cons
     return ST_UNSUPPORTED;
 }
 
-int hf_family_of(const struct config *c, const char *family, const char **name, struct err *e)
+/* False: the pattern is not of pairs alone. */
+static bool group_pairs(const char *pattern, struct buf *out)
+{
+    for (const char *p = pattern; *p != '\0'; p++)
+        if (strchr("|/", *p) != NULL)
+            buf_addf(out, "%c", *p);
+        else if (strchr("*+DGM", *p) != NULL && (p[1] == '-' || p[1] == 'E'))
+            buf_addf(out, "[%c%c]", p[0], p[1]), p++;
+        else
+            return false;
+    return !out->failed;
+}
+
+void hf_as_written(const struct config *given, const char *family, struct config *out, struct buf *pattern)
 {
     const struct hf_family *fam;
+    struct err why;
     json_t *json;
-    TRY(hf_choose(c, family, DT_F32, &fam, &json, e));
+    err_clear(&why);
+    *out = *given;
+    int st = hf_choose(given, family, DT_F32, &fam, &json, &why);
     json_decref(json);
-    *name = fam->model_type;
-    return ST_OK;
+    if (st != ST_OK && group_pairs(given->model.pattern, pattern))
+        out->model.pattern = pattern->text; /* what does not fit either is said by whoever writes */
+}
+
+int hf_family_of(const struct config *given, const char *family, const char **name, struct err *e)
+{
+    const struct hf_family *fam;
+    struct config c;
+    struct buf pattern;
+    json_t *json;
+    buf_init(&pattern, 0);
+    hf_as_written(given, family, &c, &pattern);
+    int st = hf_choose(&c, family, DT_F32, &fam, &json, e);
+    json_decref(json);
+    buf_release(&pattern);
+    if (st == ST_OK)
+        *name = fam->model_type;
+    return st;
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */

@@ -54,4 +54,9 @@ int hf_export(const struct hf_export *x, struct err *e);
 /* The family that would be written; with a reason in e if none can express the model. */
 int hf_family_of(const struct config *c, const char *family, const char **name, struct err *e);
 
+/* The config that is written for this one: the same, or, if only that belongs to a family, with its pairs of layers in
+ * brackets. A layer of most families is a pair of ours, [*-]; without brackets, *-, the model is the same under other
+ * numbers in its keys. `pattern` holds the new pattern's text; all other strings stay the original's. */
+void hf_as_written(const struct config *given, const char *family, struct config *out, struct buf *pattern);
+
 #endif

@@ -176,8 +176,8 @@ out:
 struct exporter {
     const struct ckpt *from;
     const struct config *config;
-    const struct paper *paper;
-    const struct param **params; /* those of the model without adapters */
+    const struct paper *paper;   /* the model as it was saved */
+    const struct param **params; /* those of the model without adapters, as they are written */
     int *index;                  /* of each in the paper model */
     int n;
     void *values;
@@ -190,7 +190,7 @@ struct exporter {
 static int fetch_stored(void *ctx, int i, struct tensor *host, struct err *e)
 {
     struct exporter *x = ctx;
-    const char *key = x->params[i]->key;
+    const char *key = x->paper->params[x->index[i]]->key;
     bool adapted = adapters_of(x->paper, x->index[i]);
     if (x->held == i) {
         host->data = x->values;
@@ -215,13 +215,16 @@ static int fetch_stored(void *ctx, int i, struct tensor *host, struct err *e)
     return ST_OK;
 }
 
-static int list_base(struct exporter *x, struct err *e)
+/* The layers of `as` are those of the paper model, under other numbers perhaps. */
+static int list_base(struct exporter *x, const struct paper *as, struct err *e)
 {
-    TRY(mem_array((void **)&x->params, (size_t)x->paper->n, sizeof *x->params, e));
-    TRY(mem_array((void **)&x->index, (size_t)x->paper->n, sizeof *x->index, e));
-    for (int i = 0; i < x->paper->n; i++)
-        if (x->paper->params[i]->lora.of == 0) {
-            x->params[x->n] = x->paper->params[i];
+    if (as->n != x->paper->n)
+        return err_set(e, ST_INTERNAL, "%d parameters in groups, %d as saved", as->n, x->paper->n);
+    TRY(mem_array((void **)&x->params, (size_t)as->n, sizeof *x->params, e));
+    TRY(mem_array((void **)&x->index, (size_t)as->n, sizeof *x->index, e));
+    for (int i = 0; i < as->n; i++)
+        if (as->params[i]->lora.of == 0) {
+            x->params[x->n] = as->params[i];
             x->index[x->n++] = i;
         }
     return ST_OK;
@@ -254,12 +257,19 @@ out:
 static int export_as(const struct ckpt *from, const struct config *c, const struct export_opts *o,
                      const enum gguf_type *gguf, struct err *e)
 {
-    struct paper paper;
+    struct paper paper, as;
+    struct config written;
+    struct buf pattern;
     TRY(paper_open(&paper, c, e));
+    buf_init(&pattern, 0);
+    hf_as_written(c, o->family, &written, &pattern);
     struct exporter x = {.from = from, .config = c, .paper = &paper, .held = -1, .progress = o->progress};
-    int st = list_base(&x, e);
+    int st = paper_open(&as, &written, e);
+    bool opened = st == ST_OK;
+    if (st == ST_OK)
+        st = list_base(&x, &as, e);
     struct hf_export args = {.path = o->path,
-                             .config = c,
+                             .config = &written,
                              .params = x.params,
                              .n_params = x.n,
                              .fetch = fetch_stored,
@@ -275,6 +285,9 @@ static int export_as(const struct ckpt *from, const struct config *c, const stru
     free(x.values);
     free(x.params);
     free(x.index);
+    if (opened)
+        paper_close(&as);
+    buf_release(&pattern);
     paper_close(&paper);
     return st;
 }

@@ -55,6 +55,17 @@ ok "a model with learned positions" runs train --model.pattern='[*-]' --model.no
 ok "writes as far as they reach" runs "$BRAID" generate "$dir/learned" --generate.prompt=abc --generate.tokens=30
 ok "and not beyond" fails 2 'the 40 positions that the model has learned' "$BRAID" generate "$dir/learned" --generate.prompt=abc --generate.tokens=100
 
+# ---- pairs of layers without brackets ------------------------------------------------------------------------------
+valid_loss() { "$BRAID" eval "$1" --data.valid="$book" --run.threads=1 2>/dev/null | grep '^loss'; }
+same_loss() { [ -n "$(valid_loss "$1")" ] && [ "$(valid_loss "$1")" = "$(valid_loss "$2")" ]; }
+ok "a model of pairs without brackets" runs train --model.pattern='*-*-' --train.steps=2 --train.warmup=0 --run.dir="$dir/pairs"
+ok "is written as llama" prints 'exported as llama' "$BRAID" export "$dir/pairs" "$dir/pairs-hf" --dtype=f32
+ok "with as many layers as pairs" grep -q '"num_hidden_layers": 2' "$dir/pairs-hf/config.json"
+ok "which is read again" runs "$BRAID" import "$dir/pairs-hf" "$dir/pairs-again"
+ok "as the same model" same_loss "$dir/pairs" "$dir/pairs-again"
+ok "pairs and single layers" runs train --model.pattern='*-*' --train.steps=1 --train.warmup=0 --run.dir="$dir/odd"
+ok "are still refused" fails 1 "layer 0 is '*'" "$BRAID" export "$dir/odd" "$dir/odd-hf" --family=llama
+
 # ---- shards, bf16, the family by itself ------------------------------------------------------------------------
 ok "a family is found" prints 'exported as llama' "$BRAID" export "$dir/llama" "$dir/found"
 ok "in bf16" prints 'BF16' "$BRAID" ckpt ls "$dir/found/model.safetensors"
