@@ -67,6 +67,18 @@ static const char *pre_tokenizer(const char *pattern)
     return NULL;
 }
 
+/* Where a vocabulary has no end of document, llama.cpp takes token 11 for it, most often a comma, and stops there. So one
+ * is named that is never written: an id that stands for nothing, else the byte 255, which no UTF-8 text has. */
+static int64_t end_token(const struct token_listing *l, int64_t n, const struct tokenizer *tok)
+{
+    if (tok->eod >= 0 || n > l->n)
+        return tok->eod >= 0 ? tok->eod : l->n;
+    for (int64_t i = 0; i < l->n; i++)
+        if (strcmp(l->tokens[i], "\xc3\xbf") == 0) /* the letter that stands for that byte */
+            return i;
+    return -1;
+}
+
 /* The vocabulary of a GGUF file has as many tokens as the model. */
 static int fill_vocab(struct token_listing *l, const struct config *c, const struct tokenizer *tok,
                       struct gguf_vocab *v, struct err *e)
@@ -90,7 +102,7 @@ static int fill_vocab(struct token_listing *l, const struct config *c, const str
                              .types = kinds,
                              .merges = l->merges,
                              .bos = l->bos,
-                             .eos = tok->eod,
+                             .eos = end_token(l, n, tok),
                              .add_bos = l->bos >= 0};
     if (v->pre == NULL)
         return err_set(e, ST_UNSUPPORTED, "llama.cpp has no name for the way this tokenizer splits text (%s)",

@@ -66,6 +66,11 @@ ok "as the same model" same_loss "$dir/pairs" "$dir/pairs-again"
 ok "pairs and single layers" runs train --model.pattern='*-*' --train.steps=1 --train.warmup=0 --run.dir="$dir/odd"
 ok "are still refused" fails 1 "layer 0 is '*'" "$BRAID" export "$dir/odd" "$dir/odd-hf" --family=llama
 
+# ---- a vocabulary without an end of document ------------------------------------------------------------------------
+has_text() { grep -qaF -- "$2" "$1"; }
+ok "GGUF of a model of bytes" runs "$BRAID" export "$dir/pairs" "$dir/pairs.gguf" --format=gguf --dtype=f32
+ok "names an end, since llama.cpp would stop at token 11 without one" has_text "$dir/pairs.gguf" tokenizer.ggml.eos_token_id
+
 # ---- shards, bf16, the family by itself ------------------------------------------------------------------------
 ok "a family is found" prints 'exported as llama' "$BRAID" export "$dir/llama" "$dir/found"
 ok "in bf16" prints 'BF16' "$BRAID" ckpt ls "$dir/found/model.safetensors"
