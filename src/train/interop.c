@@ -67,14 +67,14 @@ static const char *pre_tokenizer(const char *pattern)
     return NULL;
 }
 
-/* Where a vocabulary has no end of document, llama.cpp takes token 11 for it, most often a comma, and stops there. So one
- * is named that is never written: an id that stands for nothing, else the byte 255, which no UTF-8 text has. */
+/* Where a vocabulary has no end of document, llama.cpp takes token 11 for it, most often a comma, and stops there. So
+ * one is named that is never written: an id that stands for nothing, else the byte 255, which no UTF-8 text has. */
 static int64_t end_token(const struct token_listing *l, int64_t n, const struct tokenizer *tok)
 {
     if (tok->eod >= 0 || n > l->n)
         return tok->eod >= 0 ? tok->eod : l->n;
     for (int64_t i = 0; i < l->n; i++)
-        if (strcmp(l->tokens[i], "\xc3\xbf") == 0) /* the letter that stands for that byte */
+        if (strcmp(l->tokens[i], "\xc3\xbf") == 0) /* the character that stands for that byte */
             return i;
     return -1;
 }
