@@ -252,7 +252,7 @@ endef
 $(foreach t,$(TEST_SRC),$(eval $(call test_rules,$(t))))
 
 TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
-tests: $(TEST_BIN)
+tests: $(TEST_BIN) lib
 test: $(B)/braid tests
 	@tests/run $(B)
 define test_folder_rules
