@@ -99,7 +99,7 @@ HTTP_LIBS := $(if $(wildcard $(LIBDIR)/libmicrohttpd.a),$(call small,microhttpd)
 endif
 
 # ---- folders, and what each may link: the include graph of ARCHITECTURE.md -------------------
-FOLDERS := base kind tensor config log token data dev comm ckpt hf ops plan layers model optim train sim serve cmd
+FOLDERS := base kind tensor config log token data dev comm ckpt hf ops lib plan layers model optim train sim serve cmd
 uses_base   :=
 uses_kind   := base
 uses_tensor := base
@@ -112,6 +112,7 @@ uses_comm   := dev tensor kind base
 uses_ckpt   := comm dev tensor kind base
 uses_hf     := ckpt comm dev config tensor kind base
 uses_ops    := dev tensor base
+uses_lib    := ops dev tensor base
 uses_plan   := ops comm dev tensor base
 uses_layers := plan ops comm dev config tensor kind base
 uses_model  := layers plan ops comm dev config tensor kind base
@@ -222,6 +223,23 @@ $(B)/braid: $(call libs_for,cmd)
 	$(Q)$(CC) $(LDFLAGS) -o $@ -Wl,--start-group $^ -Wl,--end-group $(HTTP_LIBS) $(call more_libs,cmd) $(LIBS)
 	$(if $(filter yes,$(CUDA)),@tools/spills --short $(B))
 
+# ---- libbraidk.so: the kernels for other programs (src/lib/braidk.h), from the objects that $(B)/braid is made of ---------------
+# The version script leaves only braidk_* visible, and with that the linker binds all other references inside the library. OpenBLAS
+# is linked statically where there is an archive: then the library needs nothing but libc, libm, libpthread and libgomp.
+LIB_BLAS := $(firstword $(wildcard $(addsuffix /libopenblas.a,$(shell $(PKG) --variable=libdir openblas 2>/dev/null) /usr/lib/x86_64-linux-gnu/openblas-openmp)))
+LIB_STRIP := $(if $(SAN)$(V),,-Wl,--strip-debug)
+.PHONY: lib
+lib: $(B)/libbraidk.so $(B)/lib_example_cpu $(if $(filter yes,$(CUDA)),$(B)/lib_example_gpu)
+$(B)/libbraidk.so: $(call libs_for,lib) src/lib/braidk.map
+	$(Q)$(CC) -shared $(filter-out -pie,$(LDFLAGS)) -static-libgcc $(LIB_STRIP) -Wl,--version-script=src/lib/braidk.map -Wl,-soname,libbraidk.so \
+	  -Wl,--no-undefined -o $@ $(patsubst src/%.c,$(B)/%.o,$(call sources,lib)) -Wl,--start-group $(filter-out $(B)/liblib.a,$(filter %.a,$^)) -Wl,--end-group \
+	  $(call small,xxhash) $(or $(LIB_BLAS),$(BLAS)) $(if $(filter yes,$(CUDA)),-L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt) -lpthread -lm $(if $(filter yes,$(CUDA)),$(static_begin) -lstdc++ $(static_end))
+$(B)/lib_example_cpu: examples/boundary_cpu.c $(B)/libbraidk.so
+	$(Q)$(CC) -std=c11 -Wall -Wextra -Werror -O2 -Isrc/lib -o $@ $< $(B)/libbraidk.so -Wl,-rpath,'$$ORIGIN' -lm
+$(B)/lib_example_gpu: examples/boundary_gpu.c $(B)/libbraidk.so
+	$(Q)$(CC) -std=c11 -Wall -Wextra -Werror -O2 -Isrc/lib -isystem $(CUDA_HOME)/include -o $@ $< $(B)/libbraidk.so -Wl,-rpath,'$$ORIGIN' \
+	  -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread -lm
+
 # ---- tests: tests/<folder>/test_*.c links that folder and what it may use -----------------------
 TEST_SRC := $(sort $(wildcard tests/*/test_*.c))
 test_folder = $(word 2,$(subst /, ,$(1)))
@@ -234,7 +252,7 @@ endef
 $(foreach t,$(TEST_SRC),$(eval $(call test_rules,$(t))))
 
 TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
-tests: $(TEST_BIN)
+tests: $(TEST_BIN) lib
 test: $(B)/braid tests
 	@tests/run $(B)
 define test_folder_rules

@@ -71,19 +71,6 @@ static const struct dev_vt host_vt = {
     .close = host_close,
 };
 
-const char *cpu_isa(void)
-{
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
-        return "avx512";
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
-        return "avx2";
-#endif
-    return "base";
-}
-
 int dev_open_host(struct dev *d, struct err *e)
 {
     int cores = cpu_count();

@@ -1,5 +1,5 @@
 /* Dense products through cuBLASLt. One algorithm per shape, the library's first choice among those whose sums have a
- * fixed order, remembered; a workspace per lane, so that lanes do not share partial sums.
+ * fixed order, remembered; a workspace per lane, which the device owns.
  *
  * Another algorithm may be faster, and gives other bits. Where the run allows that (dev_gpu.fast), or names a file that
  * keeps the choices (dev_gpu.gemm_table), the library's first few are timed when a shape is first met, on its own
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORKSPACE_BYTES = 64 << 20, MAX_PLANS = 4096, MAX_CANDIDATES = 8 };
+enum { MAX_PLANS = 4096, MAX_CANDIDATES = 8 };
 
 /* Timing: only products worth it, a bounded time for all of them, and only a gain that is more than noise. */
 #define TUNE_LEAST_FLOPS 1e10
@@ -50,7 +50,7 @@ struct blas {
     struct table_row *row;
     int n_rows;
     size_t cap_rows;
-    void *workspace[CUDA_LANES];
+    int64_t workspace; /* bytes */
     struct blas_plan *plan;
     int n_plans;
     size_t cap_plans;
@@ -206,19 +206,18 @@ static int open_table(struct blas *b, const struct cuda_dev *c, struct err *e)
     return read_table(b, path, head, e);
 }
 
-int blas_open(struct cuda_dev *c, struct err *e)
+int blas_open(struct cuda_dev *c, int64_t workspace, struct err *e)
 {
     static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so", NULL};
     struct blas *b;
     TRY(mem_array((void **)&b, 1, sizeof *b, e));
     c->blas = b;
+    b->workspace = workspace;
     if (vendor_open(&b->lib, names, e) != ST_OK)
         return err_hint(
             e, "cuBLAS comes with the CUDA toolkit; put its folder into LD_LIBRARY_PATH, or use run.device=cpu");
     TRY(find_functions(b, e));
     TRY(blas_status(e, b->create(&b->handle), "cublasLtCreate"));
-    for (int l = 0; l < CUDA_LANES; l++)
-        TRY(cuda_status(e, (int)cudaMalloc(&b->workspace[l], WORKSPACE_BYTES), "cudaMalloc of a cuBLASLt workspace"));
     TRY(cuda_status(e, (int)cudaEventCreate(&b->begin), "cudaEventCreate"));
     TRY(cuda_status(e, (int)cudaEventCreate(&b->end), "cudaEventCreate"));
     return open_table(b, c, e);
@@ -251,9 +250,6 @@ void blas_close(struct cuda_dev *c)
         cudaEventDestroy(b->begin);
     if (b->end != NULL)
         cudaEventDestroy(b->end);
-    for (int l = 0; l < CUDA_LANES; l++)
-        if (b->workspace[l] != NULL)
-            cudaFree(b->workspace[l]);
     if (b->handle != NULL)
         b->destroy(b->handle);
     vendor_close(b->lib);
@@ -354,7 +350,7 @@ struct candidates {
 static int propose(struct blas *b, const struct blas_plan *p, int most, struct candidates *out, struct err *e)
 {
     cublasLtMatmulPreference_t pref = NULL;
-    size_t room = WORKSPACE_BYTES;
+    size_t room = (size_t)b->workspace;
     uint32_t align[3] = {(uint32_t)p->key.align_b, (uint32_t)p->key.align_a, (uint32_t)p->key.align_c};
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* partial sums in the workspace: a fixed order */
     out->n = 0;
@@ -381,7 +377,7 @@ static cublasStatus_t multiply(const struct blas *b, const struct blas_plan *p, 
                                const struct blas_call *g, void *to, const struct lane *l)
 {
     return b->matmul(b->handle, p->desc, &g->alpha, g->b, p->a, g->a, p->b, &g->beta, g->c, p->c, to, p->c, algo,
-                     b->workspace[l->index], WORKSPACE_BYTES, (cudaStream_t)cuda_stream(l));
+                     cuda_of(l)->workspace[l->index], (size_t)b->workspace, (cudaStream_t)cuda_stream(l));
 }
 
 /* Mean of several calls, in seconds; negative where the algorithm fails. */

@@ -41,6 +41,20 @@ int cuda_launched(const struct lane *l, const char *kernel)
     return cuda_status(l->err, (int)code, kernel);
 }
 
+int cuda_enter(int index, int *before, struct err *e)
+{
+    CUDA(e, cudaGetDevice(before));
+    if (*before != index)
+        CUDA(e, cudaSetDevice(index));
+    return ST_OK;
+}
+
+void cuda_leave(int index, int before)
+{
+    if (before != index)
+        cudaSetDevice(before);
+}
+
 static cudaStream_t stream(const struct dev *d, int lane) { return impl_of(d)->pub.stream[lane]; }
 
 static int gpu_alloc(struct dev *d, int64_t bytes, void **out, struct err *e)
@@ -191,6 +205,8 @@ static void gpu_close(struct dev *d)
     cudaDeviceSynchronize();
     dnn_close(&c->pub);
     blas_close(&c->pub);
+    for (int l = 0; l < CUDA_LANES; l++)
+        cudaFree(c->pub.workspace[l]);
     for (size_t i = 0; i < c->n_events; i++)
         cudaEventDestroy(c->event[i]);
     free(c->event);
@@ -229,7 +245,7 @@ static int no_gpu(cudaError_t code, struct err *e)
     cudaRuntimeGetVersion(&runtime);
     cudaDriverGetVersion(&driver);
     if (driver == 0)
-        err_set(e, ST_UNSUPPORTED, "run.device=cuda, but this machine has no NVIDIA driver");
+        err_set(e, ST_UNSUPPORTED, "this machine has no NVIDIA driver");
     else if (code == cudaErrorInsufficientDriver)
         err_set(e, ST_UNSUPPORTED, "the NVIDIA driver is too old: it knows CUDA %d.%d, and braid was built with %d.%d",
                 driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
@@ -240,7 +256,7 @@ static int no_gpu(cudaError_t code, struct err *e)
                                    : "use --run.device=cpu, or see what nvidia-smi says");
 }
 
-static int choose_gpu(struct cuda_dev *c, struct err *e)
+int cuda_describe(struct cuda_dev *c, struct err *e)
 {
     int n = 0;
     cudaError_t code = cudaGetDeviceCount(&n);
@@ -248,7 +264,6 @@ static int choose_gpu(struct cuda_dev *c, struct err *e)
         return no_gpu(code, e);
     if (c->want.index < 0 || c->want.index >= n)
         return err_set(e, ST_INVALID, "gpu.index is %d, but this machine has GPUs 0 to %d", c->want.index, n - 1);
-    CUDA(e, cudaSetDevice(c->want.index));
     struct cudaDeviceProp p;
     CUDA(e, cudaGetDeviceProperties(&p, c->want.index));
     c->sm_count = p.multiProcessorCount;
@@ -284,6 +299,14 @@ static int open_streams(struct cuda_impl *c, struct err *e)
     return ST_OK;
 }
 
+/* Each lane has a workspace for cuBLASLt of its own, so that lanes do not share partial sums. */
+static int open_workspaces(struct cuda_dev *c, struct err *e)
+{
+    for (int l = 0; c->blas != NULL && l < CUDA_LANES; l++)
+        CUDA(e, cudaMalloc(&c->workspace[l], BLAS_WORKSPACE));
+    return ST_OK;
+}
+
 int dev_open_cuda(struct dev *d, const struct dev_gpu *gpu, int threads, struct err *e)
 {
     struct cuda_impl *c;
@@ -292,11 +315,15 @@ int dev_open_cuda(struct dev *d, const struct dev_gpu *gpu, int threads, struct 
     d->impl = c;
     d->vt = &cuda_vt;
     c->pub.want = *gpu;
-    int st = choose_gpu(&c->pub, e);
+    int st = cuda_describe(&c->pub, e);
+    if (st == ST_OK)
+        st = cuda_status(e, (int)cudaSetDevice(gpu->index), "cudaSetDevice");
     if (st == ST_OK)
         st = open_streams(c, e);
     if (st == ST_OK)
-        st = blas_open(&c->pub, e);
+        st = blas_open(&c->pub, BLAS_WORKSPACE, e);
+    if (st == ST_OK)
+        st = open_workspaces(&c->pub, e);
     if (st == ST_OK)
         st = dnn_open(&c->pub, e);
     if (st != ST_OK) {

@@ -16,7 +16,8 @@ struct cuda_dev {
     int64_t memory, free_memory, l2_bytes, smem_per_block;
     bool hopper; /* run the kernels for compute capability 9.0 */
     char gpu_name[64];
-    void *stream[CUDA_LANES]; /* cudaStream_t by lane index */
+    void *stream[CUDA_LANES];    /* cudaStream_t by lane index */
+    void *workspace[CUDA_LANES]; /* of cuBLASLt, by lane index, as large as blas_open was told */
     struct blas *blas;
     struct dnn *dnn;
 };
@@ -25,6 +26,11 @@ static inline struct cuda_dev *cuda_of(const struct lane *l) { return (struct cu
 /* cudaStream_t of a lane. */
 static inline void *cuda_stream(const struct lane *l) { return cuda_of(l)->stream[l->index]; }
 
+/* What GPU c->want.index is and whether its kernels can run; why not, where they cannot. Changes no state. */
+int cuda_describe(struct cuda_dev *c, struct err *e);
+/* Makes this GPU the thread's current one, until cuda_leave restores the one before. */
+int cuda_enter(int index, int *before, struct err *e);
+void cuda_leave(int index, int before);
 /* Turns a cudaError_t into ST_OK or an error that names the call. */
 int cuda_status(struct err *e, int code, const char *what);
 /* Checks the launch just made on this lane. */
@@ -32,7 +38,9 @@ int cuda_launched(const struct lane *l, const char *kernel);
 
 /* ---- cublas.c: C = alpha op(A) op(B) + beta C, row-major, any mix the library accepts -------- */
 
-int blas_open(struct cuda_dev *c, struct err *e);
+enum { BLAS_WORKSPACE = 64 << 20 };
+/* workspace: bytes of each of c->workspace, which the caller owns; the algorithms chosen fit into it. */
+int blas_open(struct cuda_dev *c, int64_t workspace, struct err *e);
 void blas_close(struct cuda_dev *c);
 /* Scales of an operand of FP8 codes, as ops/quantise makes them. */
 enum blas_scale { BLAS_SCALE_NONE, BLAS_SCALE_TENSOR, BLAS_SCALE_ROWS, BLAS_SCALE_SQUARE };

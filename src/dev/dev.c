@@ -1,8 +1,6 @@
 /* Opening a device of any kind; see dev.h. */
 #include "dev/cuda.h"
 
-#include <stdlib.h>
-
 int dev_open(struct dev *d, enum dev_kind kind, int threads, struct err *e)
 {
     *d = (struct dev){.kind = kind, .n_threads = threads};
@@ -23,33 +21,4 @@ int dev_open_gpu(struct dev *d, const struct dev_gpu *gpu, int threads, struct e
     err_set(e, ST_UNSUPPORTED, "this braid was built without CUDA");
     return err_hint(e, "use run.device=cpu, or install the CUDA toolkit and build again");
 #endif
-}
-
-int dev_fetch(struct dev *d, const struct tensor *t, struct tensor *host, struct err *e)
-{
-    *host = *t;
-    if (d->kind != DEV_CUDA || t->data == NULL)
-        return ST_OK;
-    if (!tensor_is_dense(t))
-        return err_set(e, ST_INTERNAL, "only dense tensors can be fetched from a GPU");
-    int64_t bytes = tensor_bytes(t);
-    TRY(mem_aligned(&host->data, (size_t)max_i64(bytes, 1), DEV_ALIGN, e));
-    int st = d->vt->copy_out(d, host->data, t->data, bytes, e);
-    if (st != ST_OK)
-        dev_fetched(d, host);
-    return st;
-}
-
-void dev_fetched(struct dev *d, struct tensor *host)
-{
-    if (d->kind == DEV_CUDA)
-        free(host->data);
-    host->data = NULL;
-}
-
-void dev_close(struct dev *d)
-{
-    if (d->vt != NULL)
-        d->vt->close(d);
-    *d = (struct dev){0};
 }

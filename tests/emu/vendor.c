@@ -5,8 +5,9 @@
 #include <cuda_runtime_api.h>
 #include <string.h>
 
-int blas_open(struct cuda_dev *c, struct err *e)
+int blas_open(struct cuda_dev *c, int64_t workspace, struct err *e)
 {
+    (void)workspace;
     (void)e;
     c->blas = NULL;
     return ST_OK;

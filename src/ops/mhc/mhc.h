@@ -17,7 +17,9 @@
  *   divisors        sum + eps (not in the softmax)          max(sum, eps)
  *   order           column, then (row, column) T-1 times    (row, column) T times
  *   applied as      out_i = sum_j res[j][i] x_j             out_i = sum_j res[i][j] x_j
- * eps is MHC_EPS everywhere, whatever the profile.
+ * eps is MHC_EPS everywhere, whatever the profile. root_eps > 0 (DeepSeek-V4 and GLM as others load them) has it inside
+ * the root instead: p is divided by sqrt(mean x^2 + root_eps). Then rho is that root less eps, so that rho + eps is
+ * what divides in both forms; the derivative of rho has the divisor K (rho + mhc_root_less).
  *
  * Primitives, each the inverse order of the next in backward:
  *   project    p = x w^T, rho = sqrt(mean x^2)
@@ -56,7 +58,9 @@ struct mhc_rule {
     int64_t iterations; /* 1 to MHC_MAX_ITERATIONS */
     bool round_bf16;
     enum mhc_kernels kernels;
+    double root_eps; /* 0: eps outside the root */
 };
+static inline double mhc_root_less(double root_eps) { return root_eps > 0 ? MHC_EPS : 0; }
 /* Views of an op that planners bind fields to: forward boundaries with reuse, and the part of a backward one that can
  * be made before its turn. */
 OP_C const struct op_desc mhc_boundary_again_desc, mhc_boundary_prepare_desc, mhc_final_again_desc;
@@ -67,9 +71,10 @@ static inline int64_t mhc_logits(int64_t streams) { return streams * streams + 2
     T(op, x, IN, REAL, "rows k")                                                                                       \
     T(op, w, IN, WIDE, "m k")                                                                                          \
     T(op, p, OUT, WIDE, "rows m")                                                                                      \
-    T(op, rho, OUT, WIDE, "rows 1")
+    T(op, rho, OUT, WIDE, "rows 1")                                                                                    \
+    N(op, double, root_eps, 0)
 OP_ARGS(mhc_project_fwd, MHC_PROJECT_FWD_FIELDS);
-/* dx (+)= dp w + (drho / (K rho)) x, the second term 0 where rho is. */
+/* dx (+)= dp w + (drho / (K (rho + mhc_root_less))) x, the second term 0 where rho is. */
 #define MHC_PROJECT_BWD_FIELDS(T, N, S, op)                                                                            \
     T(op, dp, IN, WIDE, "rows m")                                                                                      \
     T(op, drho, IN, WIDE, "rows 1")                                                                                    \
@@ -78,7 +83,8 @@ OP_ARGS(mhc_project_fwd, MHC_PROJECT_FWD_FIELDS);
     T(op, rho, IN, WIDE, "rows 1")                                                                                     \
     T(op, dx, SUM, REAL, "rows k")                                                                                     \
     T(op, dw, OPT_SUM, WIDE, "m k")                                                                                    \
-    T(op, work, WORK, U8, "")
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, double, root_eps, 0)
 OP_ARGS(mhc_project_bwd, MHC_PROJECT_BWD_FIELDS);
 
 #define MHC_GATES_FWD_FIELDS(T, N, S, op)                                                                              \

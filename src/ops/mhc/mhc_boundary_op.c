@@ -222,6 +222,12 @@ static const struct op_sample samples[] = {
     {"rows=1 d=1 streams=2"},
     {"rows=0 d=8"},
     {"rows=7 d=16 streams=2 profile=1 no_bias=1 no_dbias=1"},
+    /* epsilon inside the root: on every path of kernels */
+    {"rows=7 d=16 root_eps=0.25"},
+    {"rows=19 d=33 streams=3 root_eps=0.25 " OPEN_ONLY},
+    {"rows=23 d=20 root_eps=0.25 " ENTERS},
+    {"rows=37 d=512 root_eps=0.25 no_bias=1 no_dbias=1 gpu=1 products=1"},
+    {"rows=37 d=4352 root_eps=0.25 no_bias=1 no_dbias=1 gpu=1"},
     {"rows=17 d=33 streams=3 iterations=1"},
     {"rows=33 d=20 streams=8 zero_centered=1"},
     {"rows=18 d=13 streams=8 profile=1 no_gain=1 no_dgain=1 p=0.25"},

@@ -43,8 +43,11 @@ int64_t mhc_boundary_fwd_work_ref(const struct mhc_boundary_fwd_args *a)
 
 static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *a, const struct tensor *stream)
 {
-    struct mhc_project_fwd_args project = {
-        .x = *stream, .w = a->w, .p = p_of(&a->rule, &a->stat), .rho = rho_of(&a->rule, &a->stat)};
+    struct mhc_project_fwd_args project = {.x = *stream,
+                                           .w = a->w,
+                                           .p = p_of(&a->rule, &a->stat),
+                                           .rho = rho_of(&a->rule, &a->stat),
+                                           .root_eps = a->rule.root_eps};
     struct mhc_gates_fwd_args gates = {.p = project.p,
                                        .rho = project.rho,
                                        .a_pre = a->a_pre,
@@ -207,8 +210,14 @@ static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_ar
         gates.dlogits = s->logits;
     }
     TRY(mhc_gates_bwd_ref(l, &gates));
-    struct mhc_project_bwd_args project = {
-        .dp = s->dp, .drho = s->drho, .x = a->y, .w = a->w, .rho = again.rho, .dx = s->g, .acc_dx = true};
+    struct mhc_project_bwd_args project = {.dp = s->dp,
+                                           .drho = s->drho,
+                                           .x = a->y,
+                                           .w = a->w,
+                                           .rho = again.rho,
+                                           .dx = s->g,
+                                           .acc_dx = true,
+                                           .root_eps = a->rule.root_eps};
     return mhc_project_bwd_ref(l, &project);
 }
 

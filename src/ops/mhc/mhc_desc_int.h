@@ -11,7 +11,8 @@
 #define MHC_RULE(op)                                                                                                   \
     OP_ATTR_IN(op, int64_t, "streams", rule.streams, 4)                                                                \
     OP_ATTR_IN(op, int, "profile", rule.profile, MHC_D)                                                                \
-    OP_ATTR_IN(op, int64_t, "iterations", rule.iterations, 20)
+    OP_ATTR_IN(op, int64_t, "iterations", rule.iterations, 20)                                                         \
+    OP_ATTR_IN(op, double, "root_eps", rule.root_eps, 0)
 #define MHC_KERNELS(op)                                                                                                \
     OP_ATTR_IN(op, bool, "round_bf16", rule.round_bf16, 0)                                                             \
     OP_ATTR_IN(op, int, "kernels", rule.kernels, MHC_KERNELS_AUTO)

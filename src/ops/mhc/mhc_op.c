@@ -17,6 +17,8 @@ int mhc_rule_check(const char *op, const struct mhc_rule *r, struct err *e)
                        MHC_MAX_ITERATIONS);
     if (r->profile != MHC_D && r->profile != MHC_S)
         return err_set(e, ST_INVALID, "%s: profile %d is neither D nor S", op, (int)r->profile);
+    if (!(r->root_eps >= 0 && r->root_eps <= 1))
+        return err_set(e, ST_INVALID, "%s: an epsilon of %g inside the root, expected 0 to 1", op, r->root_eps);
     return ST_OK;
 }
 
@@ -279,6 +281,8 @@ static const struct op_sample samples[] = {
     {"rows=4 d=40 iterations=128 streams=16"},
     {"rows=300 d=264 no_bias=1"},
     {"rows=70 d=520 streams=3 strided=1"},
+    {"rows=19 d=33 root_eps=0.25"},
+    {"rows=300 d=264 root_eps=0.25"},
 };
 static const struct op_sample contract_samples[] = {
     {"rows=5 d=9"},
@@ -297,6 +301,8 @@ static const struct op_sample contract_samples[] = {
 };
 static const struct op_sample project_bwd_samples[] = {
     {"rows=5 d=9 acc_dx=1"},
+    {"rows=5 d=9 root_eps=0.25"},
+    {"rows=330 d=264 root_eps=0.25"},
     {"rows=0 d=8 acc_dw=1"},
     {"rows=193 d=17 acc_dw=1"},
     {"rows=401 d=33 streams=3 acc_dx=1 acc_dw=1 strided=1"},

@@ -31,7 +31,7 @@ int mhc_project_fwd_ref(struct lane *l, const struct mhc_project_fwd_args *a)
         double sum = 0;
         for (int64_t c = 0; c < k; c++)
             sum += x[c] * x[c];
-        f64_row(&a->rho, r)[0] = k > 0 ? sqrt(sum / (double)k) : 0;
+        f64_row(&a->rho, r)[0] = sqrt((k > 0 ? sum / (double)k : 0) + a->root_eps) - mhc_root_less(a->root_eps);
         for (int64_t i = 0; i < n; i++) {
             const double *w = f64_row(&a->w, i);
             double p = 0;
@@ -52,7 +52,8 @@ int mhc_project_bwd_ref(struct lane *l, const struct mhc_project_bwd_args *a)
     for (int64_t r = 0; r < rows; r++) {
         const double *x = f64_row(&a->x, r), *dp = f64_row(&a->dp, r);
         double *dx = f64_row(&a->dx, r), rho = f64_row(&a->rho, r)[0];
-        double through_rho = rho == 0 ? 0 : f64_row(&a->drho, r)[0] / ((double)k * rho);
+        double root = rho + mhc_root_less(a->root_eps);
+        double through_rho = root == 0 ? 0 : f64_row(&a->drho, r)[0] / ((double)k * root);
         for (int64_t c = 0; c < k; c++) {
             double sum = through_rho * x[c];
             for (int64_t i = 0; i < n; i++)

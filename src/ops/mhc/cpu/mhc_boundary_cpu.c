@@ -75,7 +75,7 @@ static void forward_lanes(const struct mhc_boundary_fwd_args *a, const struct mh
         if (closes)
             CPU_NAME(mhc_combine_row)(combine, r, in + n, in + 2 * n);
         if (maps) /* the same sum whether the row was just made or given, as after a pipeline cut */
-            row_of(&a->stat, r)[logits] = k > 0 ? sqrtf(sum_squares(row_of(stream, r), k) / (float)k) : 0;
+            row_of(&a->stat, r)[logits] = root_of(row_of(stream, r), k, a->rule.root_eps);
     }
     if (maps) {
         project_rows(a, stream, first, count);

@@ -78,7 +78,7 @@ int CPU_NAME(mhc_project_fwd_cpu)(struct lane *l, const struct mhc_project_fwd_a
         float *p[GROUP];
         for (int64_t t = 0; t < count; t++) {
             p[t] = row_of(&a->p, first + t);
-            row_of(&a->rho, first + t)[0] = k > 0 ? sqrtf(sum_squares(row_of(&a->x, first + t), k) / (float)k) : 0;
+            row_of(&a->rho, first + t)[0] = root_of(row_of(&a->x, first + t), k, a->root_eps);
         }
         CPU_NAME(mhc_project_group)(&a->x, &a->w, first, count, p, NULL);
     }
@@ -354,7 +354,7 @@ INLINE void coef_bwd_lanes(int64_t n, const struct mhc_boundary_bwd_args *a, int
     load_lanes(logits + 1, &a->stat, 0, first, count, p);
     for (int64_t k = 0; k < logits; k++)
         z[k] = p[k];
-    vec rho = p[logits], q = 1.0f / (rho + EPS);
+    vec rho = p[logits], q = 1.0f / (rho + EPS), root = rho + (float)mhc_root_less(a->rule.root_eps);
     logits_lanes(n, m.scale, m.beta, rho, z);
     gates_bwd_lanes(n, z, dz);
     if (present(&a->dcoef))
@@ -366,8 +366,8 @@ INLINE void coef_bwd_lanes(int64_t n, const struct mhc_boundary_bwd_args *a, int
         dz[k] *= q;
     }
     store_lanes(logits, &rows, 0, 0, VL, dz);
-    sum = -sum * q * q / ((float)a->y.dim[1] * rho);
-    vec_put(through_rho, vec_choose(rho > 0, sum, (vec){0}));
+    sum = -sum * q * q / ((float)a->y.dim[1] * root);
+    vec_put(through_rho, vec_choose(root > 0, sum, (vec){0}));
 }
 
 void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, float *dp,

@@ -11,6 +11,8 @@
 #include "ops/mhc/mhc.h"
 #include "ops/ops_cpu_int.h"
 
+#include <math.h>
+
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define VEC_LENGTH 16
@@ -236,6 +238,12 @@ static inline float sum_squares(const float *x, int64_t n)
     for (int64_t c = 0; c < n; c++)
         sum += (double)x[c] * (double)x[c];
     return (float)sum;
+}
+
+/* rho of a row of n floats. */
+static inline float root_of(const float *x, int64_t n, double root_eps)
+{
+    return sqrtf((n > 0 ? sum_squares(x, n) / (float)n : 0) + (float)root_eps) - (float)mhc_root_less(root_eps);
 }
 
 /* mix[i * n + j]: weight of stream j in new stream i. */

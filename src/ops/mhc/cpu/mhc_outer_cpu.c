@@ -122,8 +122,8 @@ int CPU_NAME(mhc_project_bwd_cpu)(struct lane *l, const struct mhc_project_bwd_a
 #pragma omp parallel for schedule(static) if (rows * k > 4096)
     for (int64_t r = 0; r < rows; r++) {
         const float *x = row_of(&a->x, r), *dp = row_of(&a->dp, r);
-        float *dx = row_of(&a->dx, r), rho = row_of(&a->rho, r)[0];
-        float through_rho = rho == 0 ? 0 : row_of(&a->drho, r)[0] / ((float)k * rho);
+        float *dx = row_of(&a->dx, r), root = row_of(&a->rho, r)[0] + (float)mhc_root_less(a->root_eps);
+        float through_rho = root == 0 ? 0 : row_of(&a->drho, r)[0] / ((float)k * root);
 #pragma omp simd
         for (int64_t c = 0; c < k; c++)
             dx[c] = (a->acc_dx ? dx[c] : 0) + through_rho * x[c];

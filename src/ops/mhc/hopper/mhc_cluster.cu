@@ -596,6 +596,8 @@ static int launch(struct lane *l, const struct mhc_boundary_fwd_args *b, void *w
     TRY(clusters_of<OPEN>(l, b->x.dim[1] / CL_N, b->drop.p > 0, &at_once));
     TRY(make_maps(l, b, &m));
     *a = args_of(l, b, work, OPEN, at_once);
+    a->below = (float)b->rule.root_eps;
+    a->less = (float)mhc_root_less(b->rule.root_eps);
     if (leaves) {
         a->below = a->gate_eps = a->eps;
         a->less = (float)MHC_EPS;

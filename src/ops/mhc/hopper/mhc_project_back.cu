@@ -42,6 +42,7 @@ struct back_args {
     float *partial; /* of dw: [ranges, n, k] */
     int64_t w_stride, rows, k;
     int n, tiles, per_range; /* in tiles */
+    float root_less;         /* added to rho where it divides */
 };
 struct back_shared {
     char x[GROUPS][DEPTH][BOX];
@@ -93,7 +94,7 @@ static __device__ __forceinline__ float2 take_rho(const struct back_args &a, int
 {
     int64_t row = (int64_t)(first + t) * ROWS + thread;
     bool there = t < count && thread < ROWS && row < a.rows;
-    return make_float2(there ? a.rho[row] : 1.0f, there ? a.drho[row] : 0.0f);
+    return make_float2(there ? a.rho[row] + a.root_less : 1.0f, there ? a.drho[row] : 0.0f);
 }
 /* Each of 96 threads has a pair of columns of every eighth row. */
 static __device__ __forceinline__ void split_dp(const struct back_shared *s, char *tile, int t, int thread,
@@ -315,7 +316,8 @@ int mhc_project_back(struct lane *l, const struct mhc_project_bwd_args *b)
                           k,
                           (int)b->w.dim[0],
                           0,
-                          0};
+                          0,
+                          (float)mhc_root_less(b->root_eps)};
     dim3 grid((unsigned)ceil_div(k, COLUMNS), (unsigned)ranges);
     a.tiles = (int)ceil_div(rows, ROWS);
     a.per_range = (int)ceil_div(a.tiles, ranges);

@@ -41,6 +41,7 @@ struct ring_args {
     float *p, *rho;
     int64_t w_stride, p_stride, rho_stride, rows, k;
     int n, tiles, per_cluster; /* in tiles */
+    float root_eps, root_less; /* rho: root of mean square + root_eps, less root_less */
 };
 struct ring_shared {
     char x[GROUPS][DEPTH][BOX];
@@ -252,7 +253,7 @@ static __device__ __forceinline__ void write_rows(const struct ring_args &a, con
         if (at >= a.rows)
             continue;
         if (k == LOGITS)
-            a.rho[at * a.rho_stride] = sqrtf(sum / (float)a.k);
+            a.rho[at * a.rho_stride] = sqrtf(sum / (float)a.k + a.root_eps) - a.root_less;
         else if (k < a.n)
             a.p[at * a.p_stride + k] = sum;
     }
@@ -332,7 +333,9 @@ template <int SPLIT> static int launch_ring(struct lane *l, const struct mhc_pro
                           b->x.dim[1],
                           (int)b->w.dim[0],
                           0,
-                          0};
+                          0,
+                          (float)b->root_eps,
+                          (float)mhc_root_less(b->root_eps)};
     a.tiles = (int)ceil_div(a.rows, ROWS);
     a.per_cluster = (int)min_i64(max_i64(ceil_div(a.tiles, max_i64(cuda_of(l)->sm_budget / SPLIT, 1)), 1), most);
     TRY(tensor_map_2d(l, &x, b->x.data, a.rows, a.k, b->x.stride[0], ROWS));

@@ -14,6 +14,7 @@ struct record_args {
     float *dz, *records;
     const float *dz_ready; /* [rows, N]: dz of post and res, if they were made before; or NULL */
     int iterations;
+    float root_less; /* added to rho where it divides */
     bool profile_d;
 };
 static struct record_args record_args_of(const struct mhc_boundary_bwd_args *b, float *records)
@@ -34,6 +35,7 @@ static struct record_args record_args_of(const struct mhc_boundary_bwd_args *b, 
                             .dz = floats(&b->dz),
                             .records = records,
                             .iterations = (int)b->rule.iterations,
+                            .root_less = (float)mhc_root_less(b->rule.root_eps),
                             .profile_d = b->rule.profile == MHC_D};
     return a;
 }
@@ -163,7 +165,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     if (lane == 0)
         record[REC_M] = m;
     if (lane == 1)
-        record[REC_SCALE] = rho == 0 ? 0.0f : -q * q * sum / ((float)a.k * rho);
+        record[REC_SCALE] = rho + a.root_less == 0 ? 0.0f : -q * q * sum / ((float)a.k * (rho + a.root_less));
 }
 
 /* dcoef_in: zeros for pre, then the sums over blocks in order; an item is 4 numbers. */

@@ -108,6 +108,8 @@ static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b,
     bool projects = present(&b->h) && !b->reuse;
     struct combine_args a = {.x = view_of(&b->x), .rows = b->x.dim[0], .d = b->x.dim[1] / n, .n = (int)n};
     if (projects) {
+        a.root_eps = (float)b->rule.root_eps;
+        a.root_less = (float)mhc_root_less(b->rule.root_eps);
         a.rho = floats(&b->stat) + logits;
         a.rho_stride = b->stat.stride[0];
     }
@@ -389,6 +391,7 @@ struct coef_bwd_args mhc_boundary_coef_bwd(const struct mhc_boundary_bwd_args *b
     a.dp_stride = logits;
     a.rows = b->dx.dim[0];
     a.k = b->y.dim[1];
+    a.root_less = (float)mhc_root_less(b->rule.root_eps);
     a.n = (int)n;
     a.iterations = (int)b->rule.iterations;
     a.profile_d = b->rule.profile == MHC_D;

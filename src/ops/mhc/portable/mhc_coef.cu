@@ -215,7 +215,7 @@ template <int N> static __global__ void coefficients_bwd(struct coef_bwd_args a)
     if (a.drho != NULL)
         a.drho[row * a.drho_stride] = -q * q * sum;
     if (a.row_scale != NULL)
-        a.row_scale[row] = rho == 0 ? 0.0f : -q * q * sum / ((float)a.k * rho);
+        a.row_scale[row] = rho + a.root_less == 0 ? 0.0f : -q * q * sum / ((float)a.k * (rho + a.root_less));
 }
 
 int mhc_coefficients_bwd(struct lane *l, const struct coef_bwd_args *a)

@@ -181,6 +181,7 @@ struct combine_args {
     int64_t post_stride, res_stride;
     float *rho;
     int64_t rho_stride, rows, d;
+    float root_eps, root_less; /* rho: root of mean square + root_eps, less root_less */
     int n;
     bool profile_d;
     struct drop_rule drop;
@@ -321,11 +322,12 @@ struct coef_args mhc_boundary_coef(const struct mhc_boundary_fwd_args *b);
 struct coef_bwd_args {
     const float *p, *rho, *a_pre, *a_post, *a_res, *beta, *dpre, *dpre2, *dpost, *dres;
     int64_t p_stride, rho_stride, dpre_stride, dpre2_stride, dpost_stride, dres_stride;
-    float *dz, *dp, *drho, *row_scale; /* row_scale: drho / (k rho) */
+    float *dz, *dp, *drho, *row_scale; /* row_scale: drho / (k (rho + root_less)) */
     int64_t dz_stride, dp_stride, drho_stride;
     bf16 *split; /* dp as [high | low | high], each split_width wide, padded with zeros */
     int split_width;
     int64_t rows, k;
+    float root_less;
     int n, iterations;
     bool profile_d, sinkhorn;
 };

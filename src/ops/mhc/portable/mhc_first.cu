@@ -124,6 +124,7 @@ static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args 
     project.w = tensor_2d(sum, DT_F32, logits, b->x.dim[1]);
     project.p = tensor_cols(&b->stat, 0, logits);
     project.rho = tensor_cols(&b->stat, logits, 1);
+    project.root_eps = b->rule.root_eps;
     TRY(mhc_project_fwd_cuda(l, &project));
     a.hi = floats(&b->stat);
     a.p_stride = b->stat.stride[0];
@@ -290,7 +291,8 @@ static struct mhc_project_bwd_args project_args(const struct mhc_boundary_bwd_ar
                                      .x = b->x,
                                      .w = tensor_2d(w->sum, DT_F32, logits, d),
                                      .rho = tensor_2d(w->rho, DT_F32, rows, 1),
-                                     .dx = b->dx};
+                                     .dx = b->dx,
+                                     .root_eps = b->rule.root_eps};
     if (b->products.rank > 0)
         p.dw = tensor_2d(w->dsum, DT_F32, logits, d);
     p.work = w->project;

@@ -114,7 +114,7 @@ static __global__ void __launch_bounds__(MHC_THREADS) combine_rows(const __grid_
         return;
     square = row_sum(square, scratch);
     if (threadIdx.x == 0)
-        a.rho[row * a.rho_stride] = sqrtf(square / (float)max(n * a.d, (int64_t)1));
+        a.rho[row * a.rho_stride] = sqrtf(square / (float)max(n * a.d, (int64_t)1) + a.root_eps) - a.root_less;
 }
 
 /* rho of the streams as they are. */
@@ -135,7 +135,7 @@ static __global__ void __launch_bounds__(MHC_THREADS) rho_rows(const __grid_cons
     }
     square = row_sum(square, scratch);
     if (threadIdx.x == 0)
-        a.rho[row * a.rho_stride] = sqrtf(square / (float)max(k, (int64_t)1));
+        a.rho[row * a.rho_stride] = sqrtf(square / (float)max(k, (int64_t)1) + a.root_eps) - a.root_less;
 }
 
 int mhc_combine_rows(struct lane *l, const struct combine_args *a, enum dtype real, bool aligned)

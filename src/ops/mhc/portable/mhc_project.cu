@@ -128,7 +128,8 @@ int mhc_project_ring(struct lane *l, const struct mhc_project_fwd_args *b);
 /* A warp per output; output n is rho. */
 template <typename T>
 static __global__ void __launch_bounds__(256)
-    project_rows(struct view x_rows, struct view w, struct view p, struct view rho, int64_t n, int64_t k)
+    project_rows(struct view x_rows, struct view w, struct view p, struct view rho, int64_t n, int64_t k,
+                 float root_eps, float root_less)
 {
     int64_t row = blockIdx.x, i = (int64_t)blockIdx.y * 8 + threadIdx.x / 32;
     if (i > n)
@@ -149,7 +150,7 @@ static __global__ void __launch_bounds__(256)
     if (i < n)
         at<float>(p, row)[i] = sum;
     else
-        *at<float>(rho, row) = sqrtf(sum / (float)max(k, (int64_t)1));
+        *at<float>(rho, row) = sqrtf(sum / (float)max(k, (int64_t)1) + root_eps) - root_less;
 }
 
 extern "C" int mhc_project_fwd_cuda(struct lane *l, const struct mhc_project_fwd_args *a)
@@ -160,7 +161,8 @@ extern "C" int mhc_project_fwd_cuda(struct lane *l, const struct mhc_project_fwd
         return mhc_project_ring(l, a);
     BY_REAL(a->x.dtype, T,
             LAUNCH(l, project_rows<T>, dim3((unsigned)a->x.dim[0], (unsigned)ceil_div(n + 1, 8)), 256, 0,
-                   view_of(&a->x), view_of(&a->w), view_of(&a->p), view_of(&a->rho), n, k));
+                   view_of(&a->x), view_of(&a->w), view_of(&a->p), view_of(&a->rho), n, k, (float)a->root_eps,
+                   (float)mhc_root_less(a->root_eps)));
     return ST_OK;
 }
 
@@ -168,6 +170,7 @@ struct project_bwd {
     struct view dp, drho, x, w, rho, dx;
     int64_t rows, n, k;
     bool acc;
+    float root_less;
 };
 enum { DX_ROWS = 8 }; /* of a block, for which a number of w is read once */
 template <typename T>
@@ -180,8 +183,8 @@ static __global__ void __launch_bounds__(256) project_dx(const __grid_constant__
 #pragma unroll
     for (int r = 0; r < DX_ROWS; r++) {
         int64_t row = min(first + r, a.rows - 1);
-        float rho = *at<float>(a.rho, row);
-        sum[r] = (rho == 0 ? 0.0f : *at<float>(a.drho, row) / ((float)a.k * rho)) * to_float(at<T>(a.x, row)[c]);
+        float root = *at<float>(a.rho, row) + a.root_less;
+        sum[r] = (root == 0 ? 0.0f : *at<float>(a.drho, row) / ((float)a.k * root)) * to_float(at<T>(a.x, row)[c]);
     }
     for (int64_t i = 0; i < a.n; i++) {
         float w = at<float>(a.w, i)[c];
@@ -208,8 +211,17 @@ extern "C" int mhc_project_bwd_cuda(struct lane *l, const struct mhc_project_bwd
 {
     TRY(mhc_project_bwd_check(p, l->err));
     TRY(check_work("mhc_project_bwd", &p->work, mhc_project_bwd_work_cuda(p), l->err));
-    struct project_bwd a = {view_of(&p->dp), view_of(&p->drho), view_of(&p->x), view_of(&p->w), view_of(&p->rho),
-                            view_of(&p->dx), p->x.dim[0],       p->w.dim[0],    p->x.dim[1],    p->acc_dx};
+    struct project_bwd a = {view_of(&p->dp),
+                            view_of(&p->drho),
+                            view_of(&p->x),
+                            view_of(&p->w),
+                            view_of(&p->rho),
+                            view_of(&p->dx),
+                            p->x.dim[0],
+                            p->w.dim[0],
+                            p->x.dim[1],
+                            p->acc_dx,
+                            (float)mhc_root_less(p->root_eps)};
     if (mhc_project_back_can(l, p))
         return mhc_project_back(l, p);
     BY_REAL(

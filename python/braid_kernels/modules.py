@@ -1,0 +1,138 @@
+"""Modules that take the place of other libraries' mHC.
+
+    replace_transformers(model)     DeepSeek-V4, GLM and others that share their hyper-connections, in transformers
+    patch_megatron()                HyperConnectionModule of Megatron-LM
+
+Both change what computes, and neither changes a parameter, its name or its place in a checkpoint. What the kernels cannot do is refused
+with the reason, never computed in another way silently."""
+
+import types
+
+import torch
+from torch import nn
+
+from . import _lib
+from .mhc import EPS, join_coef, mhc_boundary, mhc_post, mhc_pre
+
+
+class HyperConnection(nn.Module):
+    """post, comb, collapsed = module(streams [..., n, C]): the interface of transformers' DeepseekV4HyperConnection, with its parameters
+    fn, base and scale."""
+
+    def __init__(self, streams, channels, iters=20, eps=EPS, norm_eps=EPS, norm_eps_inside=True, profile="d"):
+        super().__init__()
+        logits = streams * streams + 2 * streams
+        self.hc_mult = streams
+        self.rule = dict(iters=iters, eps=eps, norm_eps=norm_eps, norm_eps_inside=norm_eps_inside, profile=profile)
+        self.fn = nn.Parameter(torch.empty(logits, streams * channels))
+        self.base = nn.Parameter(torch.zeros(logits))
+        self.scale = nn.Parameter(torch.full((3,), 0.01))
+        nn.init.xavier_uniform_(self.fn)
+
+    def forward(self, streams):
+        h, post, comb = mhc_pre(streams, self.fn, self.base, self.scale, **self.rule)
+        return post, comb, h
+
+
+# ---- transformers ----------------------------------------------------------------------------------------------------------------
+
+
+def _looks_like_hc(m):
+    return type(m).__name__.endswith("HyperConnection") and all(hasattr(m, a) for a in ("fn", "base", "scale", "hc_mult", "hc_sinkhorn_iters"))
+
+
+def _rule_of(m):
+    norm = getattr(m, "input_norm", None)
+    norm_eps = getattr(norm, "eps", None) or getattr(norm, "variance_epsilon", None)
+    if norm_eps is None:
+        raise _lib.BraidUnsupported(f"{type(m).__name__}: its input_norm has no epsilon that is known here")
+    if m.hc_eps != EPS:
+        raise _lib.BraidUnsupported(f"{type(m).__name__}: hc_eps is {m.hc_eps}, the kernels have {EPS} built in")
+    return dict(iters=m.hc_sinkhorn_iters, norm_eps=norm_eps)
+
+
+def _hc_forward(self, hidden_streams):
+    h, post, comb = mhc_pre(hidden_streams, self.fn, self.base, self.scale, **self.braid_rule)
+    return post, comb, h
+
+
+def _is_plain_norm(m):
+    return type(m).__name__.endswith("RMSNorm") and hasattr(m, "weight") and getattr(m, "bias", None) is None
+
+
+def _layer_forward(self, hidden_states, input_ids=None, **kwargs):
+    """DeepseekV4DecoderLayer: the boundary between attention and MLP is one call."""
+    post, comb, collapsed = self.attn_hc(hidden_states)
+    attn, _ = self.self_attn(self.input_layernorm(collapsed), **kwargs)
+    hc, norm = self.ffn_hc, self.post_attention_layernorm
+    rule = dict(hc.braid_rule, root_eps=hc.braid_rule["norm_eps"], norm_eps=norm.variance_epsilon)
+    y, h, post, comb = mhc_boundary(hidden_states, attn, post, comb, hc.fn, hc.base, hc.scale, norm.weight, **rule)
+    return mhc_post(y, self.mlp(h, input_ids=input_ids), post, comb)
+
+
+def replace_transformers(model, fuse_layers=True):
+    """Every hyper-connection module below model computes with braid's kernels. fuse_layers: layers of DeepSeek-V4 take the boundary between
+    their two sublayers in one call, norm included. Returns how many modules and layers were changed."""
+    modules = layers = 0
+    for m in model.modules():
+        if _looks_like_hc(m):
+            m.braid_rule = _rule_of(m)
+            m.forward = types.MethodType(_hc_forward, m)
+            modules += 1
+    if modules == 0:
+        raise _lib.BraidUnsupported(f"{type(model).__name__} has no hyper-connection modules (fn, base, scale) that are known here")
+    for m in model.modules():
+        if fuse_layers and type(m).__name__ == "DeepseekV4DecoderLayer" and _is_plain_norm(m.post_attention_layernorm):
+            m.forward = types.MethodType(_layer_forward, m)
+            layers += 1
+    return modules, layers
+
+
+# ---- Megatron --------------------------------------------------------------------------------------------------------------------
+
+
+def _megatron_params(m):
+    norm = getattr(m, "norm", None)
+    if norm is not None and getattr(norm, "weight", None) is not None:
+        raise _lib.BraidUnsupported("HyperConnectionModule: this Megatron has a norm with a weight before the projection")
+    scale = torch.cat([m.alpha_pre.reshape(1), m.alpha_post.reshape(1), m.alpha_res.reshape(1)])
+    return m.mapping_proj.weight, m.bias, scale
+
+
+def patch_megatron(cls=None, profile="d"):
+    """Replaces forward of HyperConnectionModule (aggregated, h_res, h_post from [s, b, n C]) and adds apply_post(x, f, h_res, h_post, bias),
+    the combination that Megatron computes in separate steps. profile: "d" for Megatron's development branch (H applied transposed), "s" for
+    the first form. Returns a function that undoes it. Recomputation managers of Megatron are refused: use its other forms of recompute."""
+    if cls is None:
+        try:
+            from megatron.core.transformer.hyper_connection import HyperConnectionModule as cls
+        except ImportError:
+            raise _lib.BraidUnsupported("no HyperConnectionModule in this Megatron: pass the class") from None
+    before = {name: cls.__dict__.get(name) for name in ("forward", "apply_post")}
+
+    def forward(self, hidden_states, *unused, mhc_recompute_manager=None, **more):
+        if mhc_recompute_manager is not None:
+            raise _lib.BraidUnsupported("HyperConnectionModule: a recompute manager needs Megatron's own forward")
+        s, b, k = hidden_states.shape
+        x = hidden_states.reshape(s, b, self.n, k // self.n)
+        fn, base, scale = _megatron_params(self)
+        h, post, comb = mhc_pre(x, fn, base, scale, iters=self.sinkhorn_iterations, norm_eps_inside=False, profile=profile)
+        return h, comb, post
+
+    def apply_post(self, x, f, h_res, h_post, bias=None):
+        s, b, k = x.shape
+        return mhc_post(x.reshape(s, b, self.n, k // self.n), f, h_post, h_res, bias, profile=profile).reshape(s, b, k)
+
+    cls.forward, cls.apply_post = forward, apply_post
+
+    def undo():
+        for name, f in before.items():
+            if f is None:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, f)
+
+    return undo
+
+
+__all__ = ["HyperConnection", "join_coef", "patch_megatron", "replace_transformers"]

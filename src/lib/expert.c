@@ -1,0 +1,113 @@
+/* The MLPs of experts, up with its activation and down, as calls of ops/expert and ops/gmm. */
+#include "lib/lib_int.h"
+
+#include "ops/expert/expert.h"
+#include "ops/gmm/gmm.h"
+
+struct sizes {
+    int64_t rows, in, f, up, out, experts; /* up: 2f with a gate, else f */
+};
+
+static int sizes_of(struct call *c, const struct braidk_act *act, const struct braidk_tensor *x,
+                    const struct braidk_tensor *w13, const struct braidk_tensor *w2, struct act_rule *r,
+                    struct sizes *s)
+{
+    TRY(begin(c, "x", x));
+    if (act->kind < BRAIDK_SWIGLU || act->kind > BRAIDK_SILU)
+        return invalid(c, "argument act.kind is %d, expected %d to %d", (int)act->kind, BRAIDK_SWIGLU, BRAIDK_SILU);
+    *r = (struct act_rule){.kind = (enum act_kind)act->kind,
+                           .clamp = act->clamp,
+                           .alpha = act->alpha,
+                           .offset = act->offset,
+                           .interleave = act->interleave};
+    if (x->rank != 2 || w13->rank != 3 || w2->rank != 3)
+        return invalid(c, "argument %s has rank %d, expected %d",
+                       x->rank != 2     ? "x"
+                       : w13->rank != 3 ? "w13"
+                                        : "w2",
+                       (int)(x->rank != 2     ? x->rank
+                             : w13->rank != 3 ? w13->rank
+                                              : w2->rank),
+                       x->rank != 2 ? 2 : 3);
+    *s = (struct sizes){.rows = x->shape[0],
+                        .in = x->shape[1],
+                        .f = w2->shape[2],
+                        .up = w2->shape[2] * (act_is_gated(r->kind) ? 2 : 1),
+                        .out = w2->shape[1],
+                        .experts = w2->shape[0]};
+    if (act->interleave < 0 || (act->interleave > 0 && (!act_is_gated(r->kind) || s->f % act->interleave != 0)))
+        return invalid(c, "argument interleave is %d: expected a divisor of the %lld channels of a gated activation",
+                       (int)act->interleave, (long long)s->f);
+    const char *slow = expert_not_fused(r);
+    if (!on_gpu(c) || !c->describe)
+        return ST_OK;
+    if (c->gpu.hopper && real_of(c) == DT_BF16 && slow == NULL)
+        explain(c, "Hopper kernels with the activation inside");
+    else
+        explain(c, "separate kernels: %s",
+                slow != NULL     ? "the fused ones take swiglu, quick_geglu and relu2, gate and up in halves"
+                : !c->gpu.hopper ? "not a Hopper GPU"
+                                 : "the fused ones take BF16");
+    return ST_OK;
+}
+
+int lib_expert_mlp(struct call *c, const struct braidk_expert_mlp_args *a)
+{
+    struct sizes s;
+    struct act_rule rule;
+    struct tensor x, w13, w2, offsets, prob = {0}, z, pre;
+    TRY(sizes_of(c, &a->act, &a->x, &a->w13, &a->w2, &rule, &s));
+    TAKE(c, a, x, real_of(c), s.rows, s.in);
+    TAKE(c, a, w13, real_of(c), s.experts, s.up, s.in);
+    TAKE(c, a, w2, real_of(c), s.experts, s.out, s.f);
+    TAKE(c, a, offsets, DT_I32, s.experts + 1);
+    TAKE_OPT(c, a, prob, wide_type(c), s.rows);
+    TAKE(c, a, z, real_of(c), s.rows, s.out);
+    TAKE(c, a, pre, real_of(c), s.rows, s.up);
+    struct tensor y = PART(c, real_of(c), s.rows, s.f);
+    struct expert_up_args up = {.x = x, .w = w13, .prob = prob, .offset = offsets, .pre = pre, .y = y, .rule = rule};
+    struct gmm_fwd_args down = {.x = y, .w = w2, .offset = offsets, .y = z};
+    RUN_PLAIN(c, expert_up, &up);
+    RUN_PLAIN(c, gmm_fwd, &down);
+    return ST_OK;
+}
+
+int lib_expert_mlp_bwd(struct call *c, const struct braidk_expert_mlp_bwd_args *a)
+{
+    struct sizes s;
+    struct act_rule rule;
+    struct tensor dz, x, w13, w2, offsets, prob = {0}, pre, dx = {0}, dw13 = {0}, dw2 = {0}, dprob = {0};
+    TRY(sizes_of(c, &a->act, &a->x, &a->w13, &a->w2, &rule, &s));
+    TAKE(c, a, dz, real_of(c), s.rows, s.out);
+    TAKE(c, a, x, real_of(c), s.rows, s.in);
+    TAKE(c, a, w13, real_of(c), s.experts, s.up, s.in);
+    TAKE(c, a, w2, real_of(c), s.experts, s.out, s.f);
+    TAKE(c, a, offsets, DT_I32, s.experts + 1);
+    TAKE_OPT(c, a, prob, wide_type(c), s.rows);
+    TAKE(c, a, pre, real_of(c), s.rows, s.up);
+    TAKE_OPT(c, a, dx, real_of(c), s.rows, s.in);
+    TAKE_OPT(c, a, dw13, wide_type(c), s.experts, s.up, s.in);
+    TAKE_OPT(c, a, dw2, wide_type(c), s.experts, s.out, s.f);
+    if (prob.rank > 0)
+        TAKE(c, a, dprob, wide_type(c), s.rows);
+    struct tensor y = {0}, dpre = PART(c, real_of(c), s.rows, s.up);
+    if (dw2.rank > 0)
+        y = PART(c, real_of(c), s.rows, s.f);
+    struct expert_down_bwd_args down = {.dz = dz,
+                                        .w = w2,
+                                        .pre = pre,
+                                        .prob = prob,
+                                        .offset = offsets,
+                                        .dpre = dpre,
+                                        .y = y,
+                                        .dprob = dprob,
+                                        .rule = rule};
+    struct gmm_bwd_args second = {.dy = dz, .x = y, .offset = offsets, .dw = dw2};
+    struct gmm_bwd_args first = {.dy = dpre, .x = x, .w = w13, .offset = offsets, .dx = dx, .dw = dw13};
+    RUN(c, expert_down_bwd, &down);
+    if (dw2.rank > 0)
+        RUN_PLAIN(c, gmm_bwd, &second);
+    if (dx.rank > 0 || dw13.rank > 0)
+        RUN_PLAIN(c, gmm_bwd, &first);
+    return ST_OK;
+}

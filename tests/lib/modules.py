@@ -1,0 +1,207 @@
+"""Tests of braid_kernels.modules on the CPU: each module against the one whose place it takes. Lines "ok ..." and "not ok ..."."""
+
+import math
+import os
+import sys
+import traceback
+
+import torch
+from torch import nn
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
+import braid_kernels as bk  # noqa: E402
+from braid_kernels import modules  # noqa: E402
+
+N, C = 4, 32
+
+
+def near(have, want, what, tolerance=1e-4):
+    error = (have.double() - want.double()).norm() / want.double().norm().clamp_min(1e-12)
+    assert error <= tolerance, f"{what}: relative error {error:.1e}"
+
+
+def same_gradients(have, want, inputs, what):
+    ups = [torch.randn_like(o) for o in want]
+    a = torch.autograd.grad(have, inputs, ups, allow_unused=True)
+    b = torch.autograd.grad(want, inputs, ups, allow_unused=True)
+    for i, (x, y) in enumerate(zip(a, b)):
+        assert (x is None) == (y is None), f"{what}: gradient {i} is missing"
+        if x is not None:
+            near(x, y, f"{what}: gradient {i}", 2e-4)
+
+
+def deepseek():
+    try:
+        from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
+    except ImportError:
+        print("# no DeepSeek-V4 in transformers here: its own form of the module is compared")
+        return None
+    config = type("Config", (), dict(hc_mult=N, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-5, hidden_size=C))()
+    m = DeepseekV4HyperConnection(config)
+    for p in m.parameters():
+        nn.init.normal_(p, 0, 0.3)
+    return m
+
+
+class EagerHyperConnection(nn.Module):
+    """The module of transformers in words of our own, for machines without it."""
+
+    def __init__(self):
+        super().__init__()
+        self.hc_mult, self.hc_sinkhorn_iters, self.hc_eps = N, 20, 1e-6
+        self.input_norm = nn.Identity()
+        self.input_norm.eps = 1e-5
+        self.fn = nn.Parameter(0.3 * torch.randn(N * N + 2 * N, N * C))
+        self.base = nn.Parameter(0.3 * torch.randn(N * N + 2 * N))
+        self.scale = nn.Parameter(0.3 * torch.randn(3))
+
+    def forward(self, x):
+        flat = x.flatten(2)
+        z = flat @ self.fn.T * (flat.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        z = z * self.scale.repeat_interleave(torch.tensor([N, N, N * N])) + self.base
+        pre, post, m = z[..., :N].sigmoid() + 1e-6, 2 * z[..., N : 2 * N].sigmoid(), z[..., 2 * N :].unflatten(-1, (N, N)).softmax(-1) + 1e-6
+        m = m / (m.sum(-2, keepdim=True) + 1e-6)
+        for _ in range(19):
+            m = m / (m.sum(-1, keepdim=True) + 1e-6)
+            m = m / (m.sum(-2, keepdim=True) + 1e-6)
+        return post, m, (pre.unsqueeze(-1) * x).sum(2)
+
+
+def the_module_of_transformers_is_replaced():
+    for m in (deepseek(), EagerHyperConnection()):
+        if m is None:
+            continue
+        x = torch.randn(2, 5, N, C, requires_grad=True)
+        want = m(x)
+        assert modules.replace_transformers(nn.ModuleList([m])) == (1, 0)
+        have = m(x)
+        for a, b, what in zip(have, want, ("post", "comb", "collapsed")):
+            assert a.shape == b.shape
+            near(a, b, what)
+        same_gradients(have, want, [x, *m.parameters()], type(m).__name__)
+        assert list(dict(m.named_parameters())) == ["fn", "base", "scale"]
+
+
+def a_layer_of_deepseek_is_fused():
+    m = deepseek()
+    if m is None:
+        print("# skipped: no DeepSeek-V4 in transformers")
+        return
+    from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
+
+    class Attention(nn.Linear):
+        def forward(self, x, **kwargs):
+            return super().forward(x), None
+
+    class Mlp(nn.Linear):
+        def forward(self, x, input_ids=None):
+            return super().forward(x)
+
+    layer = v4.DeepseekV4DecoderLayer.__new__(v4.DeepseekV4DecoderLayer)
+    nn.Module.__init__(layer)
+    layer.self_attn, layer.mlp = Attention(C, C), Mlp(C, C)
+    layer.input_layernorm, layer.post_attention_layernorm = v4.DeepseekV4RMSNorm(C, eps=1e-5), v4.DeepseekV4RMSNorm(C, eps=1e-5)
+    nn.init.normal_(layer.post_attention_layernorm.weight, 1, 0.2)
+    layer.attn_hc, layer.ffn_hc = deepseek(), deepseek()
+    x = torch.randn(2, 5, N, C, requires_grad=True)
+    want = v4.DeepseekV4DecoderLayer.forward(layer, x)
+    assert modules.replace_transformers(layer) == (2, 1)
+    have = layer(x)
+    near(have, want, "hidden states")
+    same_gradients([have], [want], [x, *layer.parameters()], "layer")
+
+
+class HyperConnectionModule(nn.Module):
+    """Parameters and forward of Megatron's module, in words of our own."""
+
+    def __init__(self, profile):
+        super().__init__()
+        self.n, self.sinkhorn_iterations, self.profile = N, 20, profile
+        self.mapping_proj = nn.Linear(N * C, N * N + 2 * N, bias=False)
+        self.alpha_pre, self.alpha_post, self.alpha_res = (nn.Parameter(torch.full((1,), v)) for v in (0.5, -0.4, 0.7))
+        self.bias = nn.Parameter(0.3 * torch.randn(N * N + 2 * N))
+
+    def forward(self, x):
+        s, b, k = x.shape
+        q = 1 / (x.norm(dim=-1, keepdim=True) / math.sqrt(k) + 1e-6)
+        by = torch.cat([self.alpha_pre.expand(N), self.alpha_post.expand(N), self.alpha_res.expand(N * N)])
+        z = self.mapping_proj(x) * q * by + self.bias
+        pre, post, m = z[..., :N].sigmoid(), 2 * z[..., N : 2 * N].sigmoid(), z[..., 2 * N :].unflatten(-1, (N, N))
+        if self.profile == "d":
+            pre, m = pre + 1e-6, m.softmax(-1) + 1e-6
+            m = m / (m.sum(-2, keepdim=True) + 1e-6)
+            for _ in range(19):
+                m = m / (m.sum(-1, keepdim=True) + 1e-6)
+                m = m / (m.sum(-2, keepdim=True) + 1e-6)
+        else:
+            m = (m - m.amax(-1, keepdim=True)).exp()
+            for _ in range(20):
+                m = m / m.sum(-1, keepdim=True).clamp_min(1e-6)
+                m = m / m.sum(-2, keepdim=True).clamp_min(1e-6)
+        return (pre.unsqueeze(-1) * x.view(s, b, N, C)).sum(2), m, post
+
+
+def the_module_of_megatron_is_patched_and_restored():
+    for profile in "ds":
+        m = HyperConnectionModule(profile)
+        x, f = torch.randn(5, 2, N * C, requires_grad=True), torch.randn(5, 2, C, requires_grad=True)
+        want = m(x)
+        h, res, post = want
+        streams = x.view(5, 2, N, C)
+        mixed = torch.einsum("sbji,sbjc->sbic" if profile == "d" else "sbij,sbjc->sbic", res, streams)
+        want_y = (mixed + post.unsqueeze(-1) * f.unsqueeze(-2)).flatten(2)
+        plain = HyperConnectionModule.forward
+        undo = modules.patch_megatron(HyperConnectionModule, profile)
+        have = m(x)
+        have_y = m.apply_post(x, f, have[1], have[2])
+        try:
+            m(x, mhc_recompute_manager=object())
+        except bk.BraidUnsupported:
+            pass
+        else:
+            raise AssertionError("a recompute manager was taken")
+        undo()
+        assert HyperConnectionModule.forward is plain and not hasattr(m, "apply_post")
+        near(have_y, want_y, "y")
+        for a, b, what in zip(have, want, ("aggregated", "h_res", "h_post")):
+            near(a, b, what)
+        same_gradients([*have, have_y], [*want, want_y], [x, f, *m.parameters()], "megatron " + profile)
+
+
+def unknown_models_are_refused():
+    for f in (lambda: modules.replace_transformers(nn.Linear(2, 2)), lambda: modules.replace_transformers(nn.ModuleList([wrong()]))):
+        try:
+            f()
+        except bk.BraidUnsupported as e:
+            assert "hyper-connection" in str(e) or "hc_eps" in str(e)
+        else:
+            raise AssertionError("nothing was refused")
+
+
+def wrong():
+    m = EagerHyperConnection()
+    m.hc_eps = 1e-3
+    return m
+
+
+def main():
+    torch.manual_seed(0)
+    bad = 0
+    for f in (
+        the_module_of_transformers_is_replaced,
+        a_layer_of_deepseek_is_fused,
+        the_module_of_megatron_is_patched_and_restored,
+        unknown_models_are_refused,
+    ):
+        try:
+            f()
+            print("ok", f.__name__.replace("_", " "), flush=True)
+        except Exception:
+            bad = 1
+            print("not ok", f.__name__.replace("_", " "), flush=True)
+            traceback.print_exc(file=sys.stdout)
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main())
