@@ -90,7 +90,7 @@ void derive_values(struct config *c)
     derive_f64(c, "model.embed_init_std", &m->embed_init_std, m->init_std);
     /* A microbatch for every rank that shares the batch. */
     derive_i64(c, "train.global_batch", &t->global_batch,
-               t->micro_batch * max_i64(c->parallel.ranks / max_i64(c->parallel.pp, 1), 1));
+               t->micro_batch * max_i64(c->parallel.ranks / (c->parallel.pp * c->parallel.tp * c->parallel.cp), 1));
     derive_i64(c, "train.decay_steps", &t->decay_steps, t->steps);
     if (t->schedule == CFG_SCHEDULE_WSD)
         derive_i64(c, "train.wsd_steps", &t->wsd_steps, max_i64(t->decay_steps / 5, 1));
@@ -356,6 +356,10 @@ static bool block_malformed(const struct config *c)
 /* Every microbatch of every virtual stage would gather its weights anew. */
 static bool zero3_with_stages(const struct config *c) { return c->parallel.zero > 2 && c->parallel.pp > 1; }
 
+static bool tensor_parallel(const struct config *c) { return c->parallel.tp > 1; }
+static bool context_parallel(const struct config *c) { return c->parallel.cp > 1; }
+static bool expert_tensor_parallel(const struct config *c) { return c->parallel.etp > 1; }
+
 /* Codes are made from whole weights once per step. */
 static bool zero3_with_codes(const struct config *c)
 {
@@ -364,6 +368,10 @@ static bool zero3_with_codes(const struct config *c)
 
 /* clang-format off */
 static const struct rule general_rules[] = {
+    {"tp-not-built", tensor_parallel, "tensor parallelism is not built yet; use parallel.tp = 1", {"parallel.tp"}},
+    {"cp-not-built", context_parallel, "context parallelism is not built yet; use parallel.cp = 1", {"parallel.cp"}},
+    {"etp-not-built", expert_tensor_parallel,
+     "tensor parallelism of experts is not built yet; use parallel.etp = 1", {"parallel.etp"}},
     {"zero3-without-codes", zero3_with_codes,
      "parallel.zero = 3 keeps shards of weights, and gpu.precision = fp8 makes codes from whole ones; use "
      "parallel.zero = 2",

@@ -133,7 +133,7 @@ static int sizes(struct build *b, struct moe *m)
     bool decode = b->mode == BUILD_DECODE, in_stack = str_starts(b->prefix, "decoder.");
     *m = (struct moe){.experts = c->experts,
                       .local = c->experts / b->mesh->ep,
-                      .batch_ranks = b->mesh->dp,
+                      .batch_ranks = b->mesh->stage,
                       .k = c->topk,
                       .width = c->hidden,
                       .ffn = c->expert_ffn,

@@ -158,12 +158,12 @@ static int name_culprit(struct trainer *t, struct err *e)
     return st;
 }
 
-/* Sum of a loss on this rank; 0 where another stage has the head. */
+/* Sum of a loss on this rank; 0 where another stage has the head, or another rank of tensor parallelism reports it. */
 static int read_loss(struct trainer *t, slot_id slot, double *out, struct err *e)
 {
     double loss[2] = {0};
     struct tensor at = model_slot(&t->model, &t->train, slot);
-    if (slot != NO_SLOT)
+    if (slot != NO_SLOT && t->model.mesh.tp_rank == 0)
         TRY(t->dev.vt->copy_out(&t->dev, loss, at.data, sizeof loss, e));
     *out = loss[0];
     return ST_OK;
@@ -324,7 +324,7 @@ int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
     int64_t n = eval_batches(t), share = ceil_div(n, mesh->dp);
-    int last = (mesh->pp - 1) * mesh->dp, st; /* first rank of the stage with the head */
+    int last = mesh->pp - 1, st; /* the stage with the head */
     struct eval_batch *mine = NULL, *all = NULL, sum = {0};
     TRY_OUT(mem_array((void **)&mine, (size_t)share, sizeof *mine, e));
     TRY_OUT(mem_array((void **)&all, (size_t)(share * mesh->world), sizeof *all, e));
@@ -333,7 +333,7 @@ int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e)
     TRY_OUT(eval_share(t, n, share, mine, &r->why, e));
     TRY_OUT(ranks_collect(t, "evaluation", mine, share * (int64_t)sizeof *mine, all, e));
     for (int64_t k = 0; k < n; k++) {
-        const struct eval_batch *b = &all[(last + k % mesh->dp) * share + k / mesh->dp];
+        const struct eval_batch *b = &all[mesh_rank_at(mesh, last, (int)(k % mesh->dp), 0, 0) * share + k / mesh->dp];
         sum.loss += b->loss;
         sum.labels += b->labels;
         sum.bytes += b->bytes;

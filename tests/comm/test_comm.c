@@ -307,24 +307,56 @@ static void groups_are_apart(void **state)
     assert_fails(run_ranks(2, &bad, &e), ST_INTERNAL, &e, "rank 0 counts rank 1 as a member of its group pair");
 }
 
+/* Groups of ranks that divide tokens, weights or experts: absent where nothing is divided. */
+static int check_inner(struct world *w, const struct mesh *m, struct lane *l, struct err *e)
+{
+    int stage = m->pp_rank * m->stage, inner = m->tp * m->cp, block = stage + m->dp_rank * inner;
+    int64_t tp = 0, cp = 0, batch = 0, etp = 0, all = 0;
+    for (int i = 0; i < m->tp; i++)
+        tp += block + m->cp_rank * m->tp + i;
+    for (int i = 0; i < m->cp; i++)
+        cp += block + i * m->tp + m->tp_rank;
+    for (int i = 0; i < inner; i++)
+        batch += block + i;
+    for (int i = 0; i < m->etp; i++)
+        etp += m->rank - m->etp_rank + i;
+    for (int i = 0; i < m->stage; i++)
+        all += stage + i;
+    CHECK((m->tp_comm != NULL) == (m->tp > 1) && (m->cp_comm != NULL) == (m->cp > 1));
+    CHECK((m->batch_comm != NULL) == (inner > 1) && (m->etp_comm != NULL) == (m->etp > 1));
+    TRY(check_sum(w, m->stage_comm, l, all, e));
+    if (m->tp > 1)
+        TRY(check_sum(w, m->tp_comm, l, tp, e));
+    if (m->cp > 1)
+        TRY(check_sum(w, m->cp_comm, l, cp, e));
+    if (inner > 1)
+        TRY(check_sum(w, m->batch_comm, l, batch, e));
+    return m->etp > 1 ? check_sum(w, m->etp_comm, l, etp, e) : ST_OK;
+}
+
 static int body_mesh(struct world *w, struct lane *l, struct rank_ctx *c, struct err *e)
 {
     struct mesh m;
     TRY(mesh_open(&m, &c->sizes, w, e));
-    int r = m.rank, stage = m.pp_rank * m.dp;
-    CHECK(r == m.dp_rank + m.dp * m.pp_rank && m.dp_rank == m.ep_rank + m.ep * m.edp_rank);
-    CHECK(m.dp_comm->size == m.dp && m.ep_comm->size == m.ep && m.edp_comm->size == m.edp && m.pp_comm->size == m.pp);
-    CHECK(m.dp_comm->rank == m.dp_rank && m.ep_comm->rank == m.ep_rank && m.edp_comm->rank == m.edp_rank &&
-          m.pp_comm->rank == m.pp_rank);
+    int r = m.rank, stage = m.pp_rank * m.stage, slices = m.cp * m.dp;
+    CHECK(r == m.stage_rank + m.stage * m.pp_rank && m.stage == m.tp * m.cp * m.dp);
+    CHECK(m.stage_rank == m.tp_rank + m.tp * (m.cp_rank + m.cp * m.dp_rank));
+    CHECK(m.stage_rank == m.etp_rank + m.etp * (m.ep_rank + m.ep * m.edp_rank));
+    CHECK(r == mesh_rank_at(&m, m.pp_rank, m.dp_rank, m.cp_rank, m.tp_rank));
+    CHECK(m.dp_comm->size == slices && m.stage_comm->size == m.stage && m.stage_comm->rank == m.stage_rank &&
+          m.ep_comm->size == m.ep && m.edp_comm->size == m.edp && m.pp_comm->size == m.pp);
+    CHECK(m.dp_comm->rank == m.cp_rank + m.cp * m.dp_rank && m.ep_comm->rank == m.ep_rank &&
+          m.edp_comm->rank == m.edp_rank && m.pp_comm->rank == m.pp_rank);
     int64_t dp = 0, ep = 0, edp = 0, pp = 0;
-    for (int i = 0; i < m.dp; i++)
-        dp += stage + i;
+    for (int i = 0; i < slices; i++)
+        dp += stage + m.tp_rank + i * m.tp;
     for (int i = 0; i < m.ep; i++)
-        ep += stage + m.edp_rank * m.ep + i;
+        ep += stage + m.etp_rank + m.etp * (i + m.ep * m.edp_rank);
     for (int i = 0; i < m.edp; i++)
-        edp += stage + m.ep_rank + i * m.ep;
+        edp += stage + m.etp_rank + m.etp * (m.ep_rank + m.ep * i);
     for (int i = 0; i < m.pp; i++)
-        pp += m.dp_rank + i * m.dp;
+        pp += m.stage_rank + i * m.stage;
+    TRY(check_inner(w, &m, l, e));
     TRY(check_sum(w, m.dp_comm, l, dp, e));
     TRY(check_sum(w, m.ep_comm, l, ep, e));
     TRY(check_sum(w, m.edp_comm, l, edp, e));
@@ -332,7 +364,7 @@ static int body_mesh(struct world *w, struct lane *l, struct rank_ctx *c, struct
     bool end = m.pp > 1 && (m.pp_rank == 0 || m.pp_rank == m.pp - 1);
     CHECK((m.ends_comm != NULL) == end);
     if (end)
-        TRY(check_sum(w, m.ends_comm, l, 2 * m.dp_rank + m.dp * (m.pp - 1), e));
+        TRY(check_sum(w, m.ends_comm, l, 2 * m.stage_rank + m.stage * (m.pp - 1), e));
     mesh_close(&m);
     return ST_OK;
 }
@@ -341,17 +373,29 @@ static void meshes_have_their_groups(void **state)
 {
     (void)state;
     static const struct {
-        int world, pp, ep;
-    } cases[] = {{1, 1, 1}, {4, 1, 1}, {4, 1, 4}, {4, 4, 1}, {4, 2, 2}, {6, 3, 2}, {8, 2, 2}};
+        int world, pp, ep, tp, cp, etp;
+    } cases[] = {{1, 1, 1, 1, 1, 1}, {4, 1, 1, 0, 0, 0}, {4, 1, 4, 1, 1, 1}, {4, 4, 1, 1, 1, 1}, {4, 2, 2, 1, 1, 1},
+                 {6, 3, 2, 1, 1, 1}, {8, 2, 2, 1, 1, 1}, {4, 1, 1, 2, 2, 1}, {8, 1, 1, 2, 2, 1}, {8, 2, 2, 2, 1, 2},
+                 {8, 1, 8, 2, 2, 1}, {8, 1, 2, 1, 4, 2}, {6, 1, 1, 3, 1, 1}};
     struct err e = {0};
     for (int i = 0; i < countof(cases); i++) {
-        struct rank_ctx c = {.body = body_mesh, .sizes = {cases[i].pp, 1, cases[i].ep}};
+        struct rank_ctx c = {.body = body_mesh,
+                             .sizes = {.pp = cases[i].pp,
+                                       .vpp = 1,
+                                       .ep = cases[i].ep,
+                                       .tp = cases[i].tp,
+                                       .cp = cases[i].cp,
+                                       .etp = cases[i].etp}};
         assert_ok(run_ranks(cases[i].world, &c, &e), &e);
     }
     struct rank_ctx c = {.body = body_mesh, .sizes = {3, 1, 1}};
     assert_fails(run_ranks(4, &c, &e), ST_USAGE, &e, "4 ranks do not divide into parallel.pp = 3");
     c.sizes = (struct mesh_sizes){.pp = 2, .vpp = 1, .ep = 3};
     assert_fails(run_ranks(4, &c, &e), ST_USAGE, &e, "parallel.ep = 3");
+    c.sizes = (struct mesh_sizes){.pp = 2, .vpp = 1, .ep = 1, .tp = 3};
+    assert_fails(run_ranks(4, &c, &e), ST_USAGE, &e, "parallel.tp = 3");
+    c.sizes = (struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 2, .etp = 4};
+    assert_fails(run_ranks(4, &c, &e), ST_USAGE, &e, "parallel.etp = 4");
     struct mesh m;
     assert_fails(mesh_place(&m, &(struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 1}, 4, 4, &e), ST_USAGE, &e,
                  "rank 4 of a world of 4");
