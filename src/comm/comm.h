@@ -57,6 +57,20 @@ int comm_gather_pieces(struct comm *c, struct lane *l, const char *what, const s
                        int64_t piece);
 /* The same pieces: every rank's own piece of x goes to all. */
 int comm_all_gather(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece);
+/* Ranks of a group in their order, as they divide a sequence: a rank needs what those before it have. */
+/* x: the pieces (own, of equal sizes) of ranks 0 .. rank in order, or with later those of ranks rank .. size - 1. */
+int comm_gather_line(struct comm *c, struct lane *l, const char *what, const struct tensor *own, struct tensor *x,
+                     bool later);
+/* The reverse of a gather: piece r of x (of rank + 1) goes to rank r, and out [piece] becomes the sum of the pieces
+ * that this rank and those after it have for it, in rank order. work: size - rank pieces. */
+int comm_sum_line(struct comm *c, struct lane *l, const char *what, const struct tensor *x, struct tensor *out,
+                  struct tensor *work);
+/* From every rank to the next, or with back to the one before: recv becomes that of the neighbour. Where there is none,
+ * send or recv is not looked at and may be absent. */
+int comm_shift(struct comm *c, struct lane *l, const char *what, const struct tensor *send, struct tensor *recv,
+               bool back);
+/* t of rank `from` becomes that of rank `to`; the others take part in the call, and their t may be absent. */
+int comm_hop(struct comm *c, struct lane *l, const char *what, const struct tensor *t, int from, int to);
 /* send, recv [size, cap, ...]: buffer r goes to rank r, buffer r of recv comes from it. Of a buffer only the first
  * rows[r] of its cap rows count: send_rows, recv_rows I32 [size], in device memory, or absent (data NULL: all). A
  * transport may move more; what lies behind them in recv is undefined. */

@@ -209,6 +209,66 @@ static int body_all_to_all(struct world *w, struct lane *l, struct rank_ctx *c, 
     return ST_OK;
 }
 
+/* Every rank has a vector of 5; in a line those before (or after) it are gathered, and pieces for it are summed. */
+static int line_body(struct world *w, struct lane *l, struct rank_ctx *c, struct err *e)
+{
+    enum { N = 5 };
+    int me = world_rank(w), all = world_size(w);
+    struct comm *line = world_comm(w);
+    double own[N], many[8 * N], sum[N], work[8 * N], next[N];
+    (void)c;
+    for (int i = 0; i < N; i++)
+        own[i] = value(me, i), next[i] = -1;
+    struct tensor mine = tensor_1d(own, DT_F64, N), out = tensor_1d(sum, DT_F64, N), got = tensor_1d(next, DT_F64, N),
+                  room = tensor_1d(work, DT_F64, (all - me) * N);
+    for (int later = 0; later < 2; later++) {
+        int first = later ? me : 0, n = later ? all - me : me + 1;
+        struct tensor x = tensor_1d(many, DT_F64, n * N);
+        TRY(comm_gather_line(line, l, "line", &mine, &x, later));
+        for (int i = 0; i < n * N; i++)
+            CHECK(many[i] == value(first + i / N, i % N));
+    }
+    struct tensor x = tensor_1d(many, DT_F64, (me + 1) * N);
+    for (int i = 0; i < (me + 1) * N; i++)
+        many[i] = value(me, i); /* piece r is for rank r */
+    TRY(comm_sum_line(line, l, "sum", &x, &out, &room));
+    for (int i = 0; i < N; i++) {
+        double want = value(me, me * N + i);
+        for (int r = me + 1; r < all; r++)
+            want += value(r, me * N + i);
+        CHECK(sum[i] == want);
+    }
+    for (int back = 0; back < 2; back++) {
+        int from = me + (back ? 1 : -1);
+        for (int i = 0; i < N; i++)
+            next[i] = -1;
+        TRY(comm_shift(line, l, "shift", &mine, &got, back));
+        for (int i = 0; i < N; i++)
+            CHECK(next[i] == (from >= 0 && from < all ? value(from, i) : -1));
+    }
+    for (int to = 1; to < all; to++) { /* along the line, one after the other */
+        struct tensor none = {0}, state = tensor_1d(sum, DT_F64, N);
+        for (int i = 0; i < N && me == to - 1; i++)
+            sum[i] = to == 1 ? 1 : sum[i] + 1;
+        TRY(comm_hop(line, l, "hop", me == to || me == to - 1 ? &state : &none, to - 1, to));
+        CHECK(me != to || (sum[0] == to && sum[N - 1] == to));
+    }
+    struct tensor odd = tensor_1d(many, DT_F64, all * N + 1);
+    CHECK(comm_gather_line(line, l, "odd", &mine, &odd, false) == ST_INTERNAL);
+    err_clear(e);
+    return ST_OK;
+}
+
+static void a_line_gathers_and_sums_what_lies_before_and_after(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        struct err e = {0};
+        struct rank_ctx c = {.body = line_body};
+        assert_ok(run_ranks(ranks, &c, &e), &e);
+    }
+}
+
 static void rows_travel(void **state)
 {
     (void)state;
@@ -707,6 +767,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_have_the_bits_of_a_serial_loop),
         cmocka_unit_test(pieces_are_reduced_and_gathered),
+        cmocka_unit_test(a_line_gathers_and_sums_what_lies_before_and_after),
         cmocka_unit_test(rows_travel),
         cmocka_unit_test(sends_do_not_wait),
         cmocka_unit_test(groups_are_apart),
