@@ -50,7 +50,8 @@ static int rank_line(const struct config *c, int rank, struct buf *out, struct e
     int st = trainer_plan_on(&t, c, &place, true, e);
     int64_t total = 0;
     char text[32];
-    buf_addf(out, "%4d %5d %5d %5d", rank, place.mesh.pp_rank, place.mesh.dp_rank, place.mesh.ep_rank);
+    const struct mesh *m = &place.mesh;
+    buf_addf(out, "%4d %5d %5d %5d %5d %5d", rank, m->pp_rank, m->dp_rank, m->cp_rank, m->tp_rank, m->ep_rank);
     for (int a = 0; st == ST_OK && a < ARENA_COUNT; a++) {
         total += t.model.mem.planned[a];
         buf_addf(out, " %11s", human_bytes((double)t.model.mem.planned[a], text, sizeof text));
@@ -64,9 +65,10 @@ static int rank_line(const struct config *c, int rank, struct buf *out, struct e
 static int all_ranks(const struct config *c, const struct mesh *m, struct buf *out, struct err *e)
 {
     enum { FEW = 16 };
-    int step = m->world <= FEW ? 1 : m->dp;
-    buf_addf(out, "\n%d ranks: %d pipeline stages of %d data-parallel ranks, experts over %d\n%4s %5s %5s %5s",
-             m->world, m->pp, m->dp, m->ep, "rank", "stage", "data", "exp.");
+    int step = m->world <= FEW ? 1 : m->stage;
+    char mesh[160];
+    buf_addf(out, "\n%d ranks: %s\n%4s %5s %5s %5s %5s %5s", m->world, mesh_text(m, mesh, sizeof mesh), "rank", "stage",
+             "data", "ctx", "tens", "exp.");
     for (int a = 0; a < ARENA_COUNT; a++)
         buf_addf(out, " %11s", arena_name((enum arena_id)a));
     buf_addf(out, " %11s\n", "total");

@@ -92,7 +92,7 @@ static void announce(const struct trainer *t)
 {
     struct buf text;
     struct err e = {0};
-    char count[32], memory[32];
+    char count[32], memory[32], mesh[160];
     int64_t bytes = 0;
     for (int a = 0; a < ARENA_COUNT; a++)
         bytes += t->model.mem.allocated[a];
@@ -100,8 +100,8 @@ static void announce(const struct trainer *t)
     dataset_describe(t->train_data, &text);
     const struct mesh *m = &t->model.mesh;
     if (m->world > 1)
-        fprintf(stderr, "%d ranks (%s): %d data-parallel, %d pipeline stages, experts over %d\n", m->world,
-                comm_kind_name(world_kind(t->world)), m->dp, m->pp, m->ep);
+        fprintf(stderr, "%d ranks (%s): %s\n", m->world, comm_kind_name(world_kind(t->world)),
+                mesh_text(m, mesh, sizeof mesh));
     fprintf(stderr, "%s\nmodel %s: %s parameters%s, %s planned and allocated\n%s", t->dev.name, t->cfg->model.pattern,
             human_count((double)param_table_elems(&t->model.params), count, sizeof count),
             m->world > 1 ? " on this rank" : "", human_bytes((double)bytes, memory, sizeof memory),

@@ -58,7 +58,8 @@ static int config_alone(struct config *alone, const struct config *c, struct err
         st = config_read_ini_text(alone, text.text, text.len, "the configuration", e);
     buf_release(&text);
     TRY(st);
-    static const char *const ones[] = {"parallel.pp", "parallel.vpp", "parallel.ep"};
+    static const char *const ones[] = {"parallel.tp",  "parallel.cp", "parallel.pp",
+                                       "parallel.vpp", "parallel.ep", "parallel.etp"};
     for (int i = 0; i < countof(ones); i++)
         TRY(config_set(alone, ones[i], "1", NULL, e));
     TRY(config_set(alone, "parallel.overlap", "none", NULL, e));
@@ -208,6 +209,12 @@ static double exchange_work(const struct config *c, const struct machine *m, int
     return machine_exchange(m, ep, bytes) * m->flops / tokens;
 }
 
+/* Ranks that share the batch. */
+static int batch_ranks(const struct config *c, const struct shape *s)
+{
+    return (int)(s->gpus / (s->pp * c->parallel.tp * c->parallel.cp));
+}
+
 static int set_shape(struct config *c, const char *pattern, const struct machine *m, const struct shape *s, int micros,
                      struct err *e)
 {
@@ -224,7 +231,7 @@ static int set_shape(struct config *c, const char *pattern, const struct machine
     TRY(set_number(c, "parallel.pp", s->pp, e));
     TRY(set_number(c, "parallel.vpp", s->vpp, e));
     TRY(set_number(c, "parallel.ep", s->ep, e));
-    return set_number(c, "train.global_batch", c->train.micro_batch * micros * (s->gpus / s->pp), e);
+    return set_number(c, "train.global_batch", c->train.micro_batch * micros * batch_ranks(c, s), e);
 }
 
 /* Means over ranks. */
@@ -287,7 +294,7 @@ static void print_row(const struct config *c, const struct machine *m, const str
                       const struct result *r, struct err *e)
 {
     char mesh[48];
-    snprintf(mesh, sizeof mesh, "PP%d VPP%d EP%d DP%d", s->pp, s->vpp, s->ep, s->gpus / s->pp);
+    snprintf(mesh, sizeof mesh, "PP%d VPP%d EP%d DP%d", s->pp, s->vpp, s->ep, batch_ranks(c, s));
     printf("%5d  %-22s %3d", s->gpus, mesh, micros);
     for (int w = 0; w < VARIANTS; w++)
         printf(" | %8.0f %5.0f %4.0f%% %4.0f%% %4.0f%s", r[w].seconds * 1e3, model_tflops(c, r[w].seconds, s->gpus, e),

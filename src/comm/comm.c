@@ -301,6 +301,103 @@ int comm_all_gather(struct comm *c, struct lane *l, const char *what, struct ten
     return comm_gather_pieces(c, l, what, &own, x, piece);
 }
 
+static int check_member(const struct comm *c, const char *what, int rank, struct err *e)
+{
+    if (rank < 0 || rank >= c->size)
+        return err_set(e, ST_INTERNAL, "%s: there is no rank %d in group %s of %d", what, rank, c->name, c->size);
+    return ST_OK;
+}
+
+/* ---- ranks in their order -------------------------------------------------------------------- */
+
+static int check_line(const struct comm *c, struct lane *l, const char *what, const struct tensor *one,
+                      const struct tensor *many, int pieces)
+{
+    TRY(check_tensor(c, l, what, one));
+    TRY(check_tensor(c, l, what, many));
+    if (one->dtype != many->dtype || tensor_elems(many) != pieces * tensor_elems(one))
+        return err_set(l->err, ST_INTERNAL, "%s: %d pieces of %lld elements are not %lld", what, pieces,
+                       (long long)tensor_elems(one), (long long)tensor_elems(many));
+    return ST_OK;
+}
+
+int comm_gather_line(struct comm *c, struct lane *l, const char *what, const struct tensor *own, struct tensor *x,
+                     bool later)
+{
+    int64_t bytes = tensor_bytes(own);
+    int first = later ? c->rank : 0, last = later ? c->size - 1 : c->rank;
+    TRY(check_line(c, l, what, own, x, last - first + 1));
+    TRY(move_bytes(l, (char *)x->data + (c->rank - first) * bytes, own->data, bytes, l->err));
+    if (!moves(c))
+        return ST_OK;
+    for (int r = 0; r < c->size; r++) {
+        struct part p = {.peer = r};
+        if (r == c->rank)
+            continue;
+        if (r >= first && r <= last)
+            p.recv = (char *)x->data + (r - first) * bytes, p.recv_bytes = bytes;
+        else
+            p.send = own->data, p.send_bytes = bytes;
+        TRY(add_part(c, p, l->err));
+    }
+    return finish_or_wait(c, l, OP_ALL_GATHER, what);
+}
+
+int comm_sum_line(struct comm *c, struct lane *l, const char *what, const struct tensor *x, struct tensor *out,
+                  struct tensor *work)
+{
+    int64_t bytes = tensor_bytes(out);
+    int pieces = c->size - c->rank;
+    TRY(check_line(c, l, what, out, x, c->rank + 1));
+    TRY(check_reduced(c, l, what, out, work, tensor_elems(out) * pieces));
+    if (!moves(c))
+        return move_bytes(l, out->data, x->data, bytes, l->err);
+    TRY(move_bytes(l, work->data, (const char *)x->data + c->rank * bytes, bytes, l->err));
+    for (int r = 0; r < c->size; r++) {
+        struct part p = {.peer = r};
+        if (r == c->rank)
+            continue;
+        if (r < c->rank)
+            p.send = (const char *)x->data + r * bytes, p.send_bytes = bytes;
+        else
+            p.recv = (char *)work->data + (r - c->rank) * bytes, p.recv_bytes = bytes;
+        TRY(add_part(c, p, l->err));
+    }
+    TRY(add_pending(c, (struct pending){.out = *out, .pieces = work->data, .n_pieces = pieces}, l->err));
+    return finish_or_wait(c, l, OP_REDUCE_SCATTER, what);
+}
+
+int comm_shift(struct comm *c, struct lane *l, const char *what, const struct tensor *send, struct tensor *recv,
+               bool back)
+{
+    int to = c->rank + (back ? -1 : 1), from = c->rank + (back ? 1 : -1);
+    bool gives = to >= 0 && to < c->size, takes = from >= 0 && from < c->size;
+    if (gives)
+        TRY(check_tensor(c, l, what, send));
+    if (takes)
+        TRY(check_tensor(c, l, what, recv));
+    if (gives)
+        TRY(add_part(c, (struct part){.peer = to, .send = send->data, .send_bytes = tensor_bytes(send)}, l->err));
+    if (takes)
+        TRY(add_part(c, (struct part){.peer = from, .recv = recv->data, .recv_bytes = tensor_bytes(recv)}, l->err));
+    return moves(c) ? finish_or_wait(c, l, OP_ALL_GATHER, what) : ST_OK;
+}
+
+int comm_hop(struct comm *c, struct lane *l, const char *what, const struct tensor *t, int from, int to)
+{
+    TRY(check_member(c, what, from, l->err));
+    TRY(check_member(c, what, to, l->err));
+    if (own(c)->grouping || from == to)
+        return err_set(l->err, ST_INTERNAL, "%s: from rank %d to rank %d of group %s", what, from, to, c->name);
+    if (c->rank == from || c->rank == to)
+        TRY(check_tensor(c, l, what, t));
+    if (c->rank == from)
+        TRY(add_part(c, (struct part){.peer = to, .send = t->data, .send_bytes = tensor_bytes(t)}, l->err));
+    if (c->rank == to)
+        TRY(add_part(c, (struct part){.peer = from, .recv = t->data, .recv_bytes = tensor_bytes(t)}, l->err));
+    return finish(c, l, OP_ALL_TO_ALL, what);
+}
+
 static int add_broadcast(struct comm *c, void *data, int64_t bytes, int root, struct err *e)
 {
     if (c->rank != root)
@@ -308,13 +405,6 @@ static int add_broadcast(struct comm *c, void *data, int64_t bytes, int root, st
     for (int r = 0; r < c->size; r++)
         if (r != root)
             TRY(add_part(c, (struct part){r, some(data, c), bytes, NULL, 0}, e));
-    return ST_OK;
-}
-
-static int check_member(const struct comm *c, const char *what, int rank, struct err *e)
-{
-    if (rank < 0 || rank >= c->size)
-        return err_set(e, ST_INTERNAL, "%s: there is no rank %d in group %s of %d", what, rank, c->name, c->size);
     return ST_OK;
 }
 

@@ -57,6 +57,20 @@ int comm_gather_pieces(struct comm *c, struct lane *l, const char *what, const s
                        int64_t piece);
 /* The same pieces: every rank's own piece of x goes to all. */
 int comm_all_gather(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece);
+/* Ranks of a group in their order, as they divide a sequence: a rank needs what those before it have. */
+/* x: the pieces (own, of equal sizes) of ranks 0 .. rank in order, or with later those of ranks rank .. size - 1. */
+int comm_gather_line(struct comm *c, struct lane *l, const char *what, const struct tensor *own, struct tensor *x,
+                     bool later);
+/* The reverse of a gather: piece r of x (of rank + 1) goes to rank r, and out [piece] becomes the sum of the pieces
+ * that this rank and those after it have for it, in rank order. work: size - rank pieces. */
+int comm_sum_line(struct comm *c, struct lane *l, const char *what, const struct tensor *x, struct tensor *out,
+                  struct tensor *work);
+/* From every rank to the next, or with back to the one before: recv becomes that of the neighbour. Where there is none,
+ * send or recv is not looked at and may be absent. */
+int comm_shift(struct comm *c, struct lane *l, const char *what, const struct tensor *send, struct tensor *recv,
+               bool back);
+/* t of rank `from` becomes that of rank `to`; the others take part in the call, and their t may be absent. */
+int comm_hop(struct comm *c, struct lane *l, const char *what, const struct tensor *t, int from, int to);
 /* send, recv [size, cap, ...]: buffer r goes to rank r, buffer r of recv comes from it. Of a buffer only the first
  * rows[r] of its cap rows count: send_rows, recv_rows I32 [size], in device memory, or absent (data NULL: all). A
  * transport may move more; what lies behind them in recv is undefined. */
@@ -157,36 +171,59 @@ int world_same(struct world *w, const char *what, const char *text, struct err *
 
 /* ---- mesh ------------------------------------------------------------------------------------ */
 
-/* Ranks as a grid, data parallel fastest: rank = dp_rank + dp * pp_rank; over the same ranks dp_rank = ep_rank + ep *
- * edp_rank. Experts [ep_rank * E / ep, ...) live on ep_rank. Virtual stage v of stage p is chunk v * pp + p of the
- * model. */
+/* Ranks as a grid, tensor parallel fastest: rank = stage_rank + stage * pp_rank, where the ranks of a stage are
+ * stage_rank = tp_rank + tp * (cp_rank + cp * dp_rank). Experts divide the same ranks in another way: stage_rank =
+ * etp_rank + etp * (ep_rank + ep * edp_rank); experts [ep_rank * E / ep, ...) live on ep_rank. Virtual stage v of stage
+ * p is chunk v * pp + p of the model.
+ *
+ * Ranks that differ in tp_rank hold slices of the same weights and divide the rows of the residual stream; those that
+ * differ in cp_rank divide every sequence; those that differ in dp_rank have other samples. */
 struct mesh {
     int world, rank;
-    int pp, vpp, dp, ep, edp;
+    int tp, cp, dp, pp, vpp;       /* world = tp * cp * dp * pp */
+    int stage;                     /* ranks of a pipeline stage: tp * cp * dp = etp * ep * edp */
+    int etp, ep, edp;              /* of experts: ranks that divide each of them, all of them, and copies */
     int first_layers, last_layers; /* of the first and the last stage; 0: an even share */
     int zero;                      /* parallel.zero: how much of what ranks hold copies of is sharded over them */
-    int pp_rank, dp_rank, ep_rank, edp_rank;
-    struct comm *all, *dp_comm, *ep_comm, *edp_comm, *pp_comm;
-    struct comm *ends_comm; /* first and last stage of this column, where embeddings are shared; NULL elsewhere */
-    int64_t ep_rows;        /* rows a buffer between two ranks of ep_comm holds; 0: by parallel.ep_capacity */
-    bool ep_nodes;          /* experts exchange rows through ep_comm even if it has one member (loop) */
+    int tp_rank, cp_rank, dp_rank, pp_rank, stage_rank, etp_rank, ep_rank, edp_rank;
+    struct comm *all, *ep_comm, *edp_comm, *pp_comm;
+    struct comm *dp_comm;                      /* dp x cp: the ranks with the same slices of dense weights */
+    struct comm *stage_comm;                   /* tp x cp x dp; dp_comm where tp is 1 */
+    struct comm *tp_comm, *cp_comm, *etp_comm; /* NULL where the size is 1 */
+    struct comm *batch_comm; /* tp x cp: the ranks that divide the tokens of one microbatch; NULL for one */
+    struct comm *ends_comm;  /* first and last stage of this column, where embeddings are shared; NULL elsewhere */
+    int64_t ep_rows;         /* rows a buffer between two ranks of ep_comm holds; 0: by parallel.ep_capacity */
+    bool ep_nodes;           /* experts exchange rows through ep_comm even if it has one member (loop) */
 };
 struct mesh_sizes {
     int pp, vpp, ep;               /* 1 or more */
     int first_layers, last_layers; /* 0: an even share */
     int zero;                      /* 0 .. 3 */
+    int tp, cp, etp;               /* 0 counts as 1 */
 };
 /* Pure: the place of a rank; refuses numbers that do not divide, naming the option. */
 int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, struct err *e);
 /* Places this rank and opens the groups. */
 int mesh_open(struct mesh *m, const struct mesh_sizes *s, struct world *w, struct err *e);
 void mesh_close(struct mesh *m);
+/* "4 data-parallel, 2 pipeline stages, experts over 1", and other sizes above 1. */
+const char *mesh_text(const struct mesh *m, char *out, size_t size);
 /* One rank, no communication. */
 struct mesh mesh_alone(void);
 
 /* ---- copies of a parameter ------------------------------------------------------------------- */
 
-/* The ranks that hold copies of a parameter: all data-parallel ones, for experts those with the same experts. */
+/* The ranks that hold copies of a parameter and add up its gradients. Of a parameter that tensor parallelism divides
+ * these are the ranks with the same slice. One that it does not divide is on all ranks of the stage, and each computes
+ * the part of its gradient that belongs to its tokens or heads. With parallel.tp = 1 all dense ones are slices. */
+enum copy_group { COPIES_SLICE, COPIES_STAGE, COPIES_EXPERT, COPY_GROUPS };
+enum copy_group mesh_copy_group(const struct mesh *m, const struct param *p);
+struct copies {
+    int n, rank;       /* how many, and which this one is */
+    int stride;        /* world ranks from one to the next */
+    struct comm *comm; /* NULL on paper */
+};
+struct copies mesh_group(const struct mesh *m, enum copy_group group);
 int mesh_copies(const struct mesh *m, const struct param *p);
 int mesh_copy_rank(const struct mesh *m, const struct param *p);
 struct comm *mesh_copy_comm(const struct mesh *m, const struct param *p);
@@ -203,6 +240,11 @@ bool mesh_shards(const struct mesh *m, const struct param *p, enum kept_form for
 /* The part that is kept: the shard, or all of it. */
 struct shard mesh_kept(const struct mesh *m, const struct param *p, enum kept_form form);
 
+/* World rank of a place in this mesh. */
+static inline int mesh_rank_at(const struct mesh *m, int pp_rank, int dp_rank, int cp_rank, int tp_rank)
+{
+    return tp_rank + m->tp * (cp_rank + m->cp * (dp_rank + m->dp * pp_rank));
+}
 static inline bool mesh_is_first(const struct mesh *m, int chunk) { return m->pp_rank == 0 && chunk == 0; }
 static inline bool mesh_is_last(const struct mesh *m, int chunk)
 {

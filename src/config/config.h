@@ -243,9 +243,9 @@ struct config_mhc_run {
 };
 
 struct config_parallel {
-    int comm;                   /* enum config_comm */
-    int64_t ranks, pp, vpp, ep; /* ranks, vpp: (auto) */
-    int overlap;                /* enum config_overlap */
+    int comm;                                /* enum config_comm */
+    int64_t ranks, tp, cp, pp, vpp, ep, etp; /* ranks, vpp: (auto) */
+    int overlap;                             /* enum config_overlap */
     int64_t pp_group, first_layers, last_layers;
     int64_t zero; /* 0 .. 3 */
     int reduce;   /* enum config_reduce */

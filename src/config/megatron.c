@@ -9,7 +9,6 @@
 
 #define FUSED "fused kernels are chosen by themselves"
 #define RUN_DIR "a run folder has metrics.jsonl, TensorBoard events and report.html"
-#define MESH "parallel.pp cuts the stack into stages, parallel.ep spreads experts, other ranks share the batch"
 #define FP32 "gradients, master weights and moments are fp32"
 #define SAVES "a checkpoint is one folder of safetensors, whatever ranks wrote it"
 #define GROUPS                                                                                                         \
@@ -184,20 +183,14 @@ const struct flag config_flags[] = {
     SETS("recompute-activations", NULL, "plan.recompute_granularity", "selective"),
     NOTED("recompute-method", "*", "plan.recompute=full recomputes every layer; NAME:12 the first 12"),
     NOTED("recompute-num-layers", "*", "plan.recompute=full recomputes every layer; NAME:12 the first 12"),
-    NOTED("distribute-saved-activations", NULL, "there is no tensor parallelism to distribute them over"),
+    IS("distribute-saved-activations", NULL, "rows of the residual stream are divided over parallel.tp"),
     IS("manual-gc", NULL, "there is no garbage collector"),
     IS("manual-gc-interval", "*", "there is no garbage collector"),
     IS("empty-unused-memory-level", "*", "memory is allocated once"),
     /* ---- many ranks ------------------------------------------------------------------------- */
-    IS("tensor-model-parallel-size", "1", "there is no tensor parallelism"),
-    NOT("tensor-model-parallel-size", "*", "there is no tensor parallelism; " MESH),
-    IS("expert-tensor-parallel-size", "1", "there is no tensor parallelism"),
-    NOT("expert-tensor-parallel-size", "*", "there is no tensor parallelism; " MESH),
-    IS("context-parallel-size", "1", "there is no context parallelism"),
-    NOT("context-parallel-size", "*", "there is no context parallelism; " MESH),
-    IS("sequence-parallel", NULL, "it does something beside tensor parallelism only, which is refused"),
-    IS("tp-comm-overlap", NULL, "it does something beside tensor parallelism only, which is refused"),
-    IS("no-async-tensor-model-parallel-allreduce", NULL, "there is no tensor parallelism"),
+    IS("sequence-parallel", NULL, "the residual stream is always divided where parallel.tp is above 1"),
+    IS("tp-comm-overlap", NULL, "communication has a queue of its own; the plan decides what runs beside it"),
+    IS("no-async-tensor-model-parallel-allreduce", NULL, "it changes when messages travel, not what is computed"),
     IS("use-megatron-fsdp", NULL, "--data-parallel-sharding-strategy says what is sharded"),
     SETS("use-torch-fsdp2", NULL, "parallel.zero", "3"),
     SETS("data-parallel-sharding-strategy", "no_shard", "parallel.zero", "0"),

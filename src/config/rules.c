@@ -90,7 +90,7 @@ void derive_values(struct config *c)
     derive_f64(c, "model.embed_init_std", &m->embed_init_std, m->init_std);
     /* A microbatch for every rank that shares the batch. */
     derive_i64(c, "train.global_batch", &t->global_batch,
-               t->micro_batch * max_i64(c->parallel.ranks / max_i64(c->parallel.pp, 1), 1));
+               t->micro_batch * max_i64(c->parallel.ranks / (c->parallel.pp * c->parallel.tp * c->parallel.cp), 1));
     derive_i64(c, "train.decay_steps", &t->decay_steps, t->steps);
     if (t->schedule == CFG_SCHEDULE_WSD)
         derive_i64(c, "train.wsd_steps", &t->wsd_steps, max_i64(t->decay_steps / 5, 1));
@@ -356,6 +356,21 @@ static bool block_malformed(const struct config *c)
 /* Every microbatch of every virtual stage would gather its weights anew. */
 static bool zero3_with_stages(const struct config *c) { return c->parallel.zero > 2 && c->parallel.pp > 1; }
 
+static bool tensor_parallel(const struct config *c) { return c->parallel.tp > 1; }
+static bool chunks_uneven(const struct config *c) { return c->train.seq % c->parallel.cp != 0; }
+static bool layers_need_the_sequence(const struct config *c)
+{
+    int n;
+    const struct core_kind *const *cores = core_kinds(&n);
+    bool any = false;
+    for (int i = 0; i < n; i++)
+        any |= !cores[i]->divides_sequence && core_in(cores[i], c->model.pattern);
+    return c->parallel.cp > 1 && any;
+}
+static bool routes_of_parts(const struct config *c) { return c->parallel.cp > 1 && c->train.replay_routes[0] != '\0'; }
+static bool capacity_of_parts(const struct config *c) { return c->parallel.cp > 1 && c->model.router_capacity > 0; }
+static bool expert_tensor_parallel(const struct config *c) { return c->parallel.etp > 1; }
+
 /* Codes are made from whole weights once per step. */
 static bool zero3_with_codes(const struct config *c)
 {
@@ -364,6 +379,22 @@ static bool zero3_with_codes(const struct config *c)
 
 /* clang-format off */
 static const struct rule general_rules[] = {
+    {"tp-not-built", tensor_parallel, "tensor parallelism is not built yet; use parallel.tp = 1", {"parallel.tp"}},
+    {"cp-divides-the-sequence", chunks_uneven,
+     "train.seq must be a multiple of parallel.cp, the ranks that share a sequence",
+     {"train.seq", "parallel.cp"}},
+    {"cp-needs-layers-that-divide", layers_need_the_sequence,
+     "parallel.cp divides sequences, and model.pattern has a layer that needs whole ones; use parallel.cp = 1",
+     {"parallel.cp", "model.pattern"}},
+    {"cp-without-capacity", capacity_of_parts,
+     "model.router_capacity drops tokens by comparing all of a microbatch, which parallel.cp divides; use "
+     "router_capacity = 0 or parallel.cp = 1",
+     {"model.router_capacity", "parallel.cp"}},
+    {"cp-without-replayed-routes", routes_of_parts,
+     "train.replay_routes reads the choices of whole sequences, which parallel.cp divides; use parallel.cp = 1",
+     {"train.replay_routes", "parallel.cp"}},
+    {"etp-not-built", expert_tensor_parallel,
+     "tensor parallelism of experts is not built yet; use parallel.etp = 1", {"parallel.etp"}},
     {"zero3-without-codes", zero3_with_codes,
      "parallel.zero = 3 keeps shards of weights, and gpu.precision = fp8 makes codes from whole ones; use "
      "parallel.zero = 2",

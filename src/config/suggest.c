@@ -148,6 +148,10 @@ static const struct synonym synonyms[] = {
     {"enable_cuda_graph", {"plan.graphs"}},
     {"world_size", {"parallel.ranks"}},
     {"nproc_per_node", {"parallel.ranks"}},
+    {"tp_size", {"parallel.tp"}},
+    {"tensor_parallel", {"parallel.tp"}},
+    {"tensor_parallel_size", {"parallel.tp"}},
+    {"context_parallel", {"parallel.cp"}},
     {"pipeline_parallel_size", {"parallel.pp"}},
     {"num_virtual_stages_per_pipeline_rank", {"parallel.vpp"}},
     {"num_layers_per_virtual_pipeline_stage", {"parallel.vpp"}},
@@ -165,7 +169,6 @@ static const struct synonym synonyms[] = {
 struct not_built {
     const char *word, *what, *instead;
 };
-#define MESH "parallel.pp cuts the stack into stages, parallel.ep spreads experts; the other ranks share the batch"
 #define ADAMW "the optimizer is AdamW: train.beta1, train.beta2, train.eps and train.weight_decay set it"
 #define TYPES "gpu.precision is bf16, fp32 or fp8, with fp32 master weights and moments"
 #define ZERO1 "parallel.zero shards the optimizer state over the ranks that share the batch"
@@ -173,16 +176,6 @@ struct not_built {
 #define STEPS "train.steps counts optimizer steps; data is reshuffled in each epoch by itself"
 #define LOGS "a run folder has metrics.jsonl, TensorBoard events and report.html"
 static const struct not_built missing[] = {
-    {"tp", "tensor parallelism", MESH},
-    {"tp_size", "tensor parallelism", MESH},
-    {"tensor_parallel", "tensor parallelism", MESH},
-    {"tensor_parallel_size", "tensor parallelism", MESH},
-    {"tensor_model_parallel_size", "tensor parallelism", MESH},
-    {"expert_tensor_parallel_size", "tensor parallelism of experts", MESH},
-    {"sequence_parallel", "sequence parallelism", MESH},
-    {"cp", "context parallelism", MESH},
-    {"context_parallel", "context parallelism", MESH},
-    {"context_parallel_size", "context parallelism", MESH},
     {"fp16", "training in fp16", TYPES},
     {"fp4", "training in fp4", TYPES},
     {"fp4_format", "training in fp4", TYPES},
@@ -214,7 +207,7 @@ static const char *const always[][2] = {
     {"compile", "plans are made at the start of every run"},
     {"overlap_grad_reduce", "buckets of gradients are sent as soon as the plan allows"},
     {"accumulate_allreduce_grads_in_fp32", "gradients are fp32"},
-    {"no_async_tensor_model_parallel_allreduce", "there is no tensor parallelism"},
+    {"sequence_parallel", "the residual stream is always divided where parallel.tp is above 1"},
     {"deterministic_mode", "runs are deterministic unless gpu.fast is on"},
     {"moe_grouped_gemm", "experts of a layer run as one grouped GEMM"},
     {"moe_token_dispatcher_type", "tokens are exchanged by all-to-all"},

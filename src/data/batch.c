@@ -16,6 +16,12 @@ int batch_alloc(struct batch *b, int64_t rows, int64_t seq, struct err *e)
         TRY_OUT(mem_array((void **)arrays[i], (size_t)cells, sizeof(int32_t), e));
     TRY_OUT(mem_array((void **)&b->row_buf, (size_t)seq + 1, sizeof(int32_t), e));
     TRY_OUT(mem_array((void **)&b->mark_buf, (size_t)seq + 1, 1, e));
+    b->part = (struct batch_part){.seq = seq,
+                                  .tokens = b->tokens,
+                                  .labels = b->labels,
+                                  .pos = b->pos,
+                                  .doc_start = b->doc_start,
+                                  .doc_local = b->doc_start};
     return ST_OK;
 out:
     batch_release(b);
@@ -30,7 +36,60 @@ void batch_release(struct batch *b)
     free(b->doc_start);
     free(b->row_buf);
     free(b->mark_buf);
+    free(b->part_buf);
     *b = (struct batch){0};
+}
+
+int batch_divide(struct batch *b, int64_t parts, int64_t which, int depths, struct err *e)
+{
+    enum { OWN = 5, NEXT = 3 };
+    if (parts <= 1)
+        return ST_OK;
+    if (b->seq % parts != 0 || which < 0 || which >= parts || depths < 0)
+        return err_set(e, ST_INVALID, "part %lld of %lld of a sample of %lld tokens", (long long)which,
+                       (long long)parts, (long long)b->seq);
+    int64_t seq = b->seq / parts, cells = b->rows * seq;
+    TRY(mem_array((void **)&b->part_buf, (size_t)(cells * (OWN + NEXT * depths)), sizeof(int32_t), e));
+    int32_t *at = b->part_buf;
+    struct batch_part *p = &b->part;
+    *p = (struct batch_part){.seq = seq, .first = which * seq, .depths = depths};
+    int32_t **own[OWN] = {&p->tokens, &p->labels, &p->pos, &p->doc_start, &p->doc_local};
+    for (int i = 0; i < OWN; i++, at += cells)
+        *own[i] = at;
+    int32_t **next[NEXT] = {&p->next_tokens, &p->next_labels, &p->next_pos};
+    for (int i = 0; i < NEXT; i++, at += cells * depths)
+        *next[i] = at;
+    return ST_OK;
+}
+
+/* What depth k of multi-token prediction has at place i: ids from k + 1 places on, as long as that is one document.
+ * They are shifted before the sample is cut, so that a part's last places see the next part's first ones. */
+static void cut_next(struct batch *b, int64_t row, int64_t to, int64_t i, int k)
+{
+    struct batch_part *p = &b->part;
+    int64_t at = row * b->seq + i, from = at + k + 1, out = k * b->rows * p->seq + to;
+    bool inside = i + k + 1 < b->seq && b->doc_start[from] == b->doc_start[at];
+    p->next_tokens[out] = inside ? b->tokens[from] : 0;
+    p->next_labels[out] = inside ? b->labels[from] : -1;
+    p->next_pos[out] = inside ? b->pos[from] : 0;
+}
+
+void batch_cut(struct batch *b)
+{
+    struct batch_part *p = &b->part;
+    if (b->part_buf == NULL)
+        return;
+    for (int64_t row = 0; row < b->rows; row++)
+        for (int64_t t = 0; t < p->seq; t++) {
+            int64_t to = row * p->seq + t, from = row * b->seq + p->first + t;
+            p->tokens[to] = b->tokens[from];
+            p->labels[to] = b->labels[from];
+            p->pos[to] = b->pos[from];
+            p->doc_start[to] = b->doc_start[from];
+            p->doc_local[to] = b->doc_start[from] - (int32_t)p->first;
+            for (int k = 0; k < p->depths; k++)
+                cut_next(b, row, to, p->first + t, k);
+        }
 }
 
 int batch_check_opts(const struct batch_opts *o, struct err *e)
@@ -92,5 +151,6 @@ int batch_fill(struct batch *b, const struct dataset *ds, const struct batch_opt
         TRY(dataset_get_marked(ds, b->first_sample + row, b->row_buf, b->mark_buf, e));
         fill_row(b, row, o);
     }
+    batch_cut(b);
     return ST_OK;
 }

@@ -86,8 +86,12 @@ int batcher_open(struct batcher **out, const struct dataset *ds, const struct ba
     pthread_cond_init(&b->changed, NULL);
     int st;
     TRY_OUT(mem_array((void **)&b->ring, (size_t)(o->ahead + o->keep), sizeof *b->ring, e));
-    for (; b->n < o->ahead + o->keep; b->n++)
-        TRY_OUT(batch_alloc(&b->ring[b->n], o->micro_batch, dataset_seq(ds), e));
+    while (b->n < o->ahead + o->keep) {
+        struct batch *slot = &b->ring[b->n];
+        TRY_OUT(batch_alloc(slot, o->micro_batch, dataset_seq(ds), e));
+        b->n++;
+        TRY_OUT(batch_divide(slot, o->parts, o->part, o->depths, e));
+    }
     TRY_OUT(start_thread(b, e));
     *out = b;
     return ST_OK;

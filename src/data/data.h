@@ -159,13 +159,25 @@ void dataset_describe(const struct dataset *ds, struct buf *out);
 struct batch_opts {
     int64_t micro_batch, global_batch; /* in samples; global is a multiple of micro * dp_size */
     int64_t dp_rank, dp_size;
-    int32_t eod;        /* -1: none */
+    int64_t parts, part; /* ranks that divide every sample, and which of them this is; 0 counts as one */
+    int depths;          /* multi-token prediction, with parts: ids of so many further places to the left */
+    int32_t eod;         /* -1: none */
     bool eod_mask;      /* documents within a sample do not see each other; positions restart. Conversations never do */
     bool eod_mask_loss; /* no loss for guessing the token after an eod */
     int ahead;          /* microbatches prepared in advance, >= 1 */
     int keep;           /* how many delivered views stay valid, >= 1 */
 };
 
+/* The part of a batch that a rank works on: the same arrays unless ranks divide samples. */
+struct batch_part {
+    int64_t seq, first;                         /* tokens of each sample, and the first one's place in it */
+    int32_t *tokens, *labels, *pos, *doc_start; /* [rows, seq]; doc_start counts from the sample's beginning */
+    int32_t *doc_local;                         /* doc_start counted from the part's; negative: in an earlier part */
+    /* [depths, rows, seq]: place t of depth k holds what t + k + 1 has, of the same document; else 0, -1 and 0. NULL
+     * where samples are not divided. */
+    int32_t *next_tokens, *next_labels, *next_pos;
+    int depths;
+};
 struct batch {
     int64_t step, micro;  /* which one this is */
     int64_t first_sample; /* dataset index of row 0; rows follow each other */
@@ -176,8 +188,13 @@ struct batch {
     int32_t *doc_start; /* [rows, seq] index in the row of the first token this one may see */
     int32_t *row_buf;   /* [seq + 1] scratch */
     uint8_t *mark_buf;  /* likewise */
+    struct batch_part part;
+    int32_t *part_buf; /* memory of a part of its own */
 };
 int batch_alloc(struct batch *b, int64_t rows, int64_t seq, struct err *e);
+/* batch_fill then also makes part `which` of `parts` equal ones of every sample. */
+int batch_divide(struct batch *b, int64_t parts, int64_t which, int depths, struct err *e);
+void batch_cut(struct batch *b); /* the part of what the whole arrays hold now */
 void batch_release(struct batch *b);
 int batch_check_opts(const struct batch_opts *o, struct err *e);
 int64_t batch_micros_per_step(const struct batch_opts *o);

@@ -104,8 +104,9 @@ struct core_kind {
     const char *norm_key; /* where Megatron keeps the gain of the norm in front of it */
     const char *excludes; /* symbols that cannot stand in one part of a pattern with it; NULL: none */
     const char *excludes_message;
-    bool ends_group;  /* must be the last layer of its group */
-    bool has_experts; /* parallel.ep distributes its experts over ranks */
+    bool ends_group;       /* must be the last layer of its group */
+    bool has_experts;      /* parallel.ep distributes its experts over ranks */
+    bool divides_sequence; /* works on a part of every sequence, as a rank of parallel.cp has it */
     struct kind_options options;
     struct kind_keys keys;
     struct recompute_group recompute[KIND_MAX_GROUPS];

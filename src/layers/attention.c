@@ -8,8 +8,14 @@
  *   og   [T, H D]            = o * sigmoid(gate) only with the output gate
  *   f    [T, hidden]         = og Wo^T + b
  * Nodes: qkv, core, proj. core's backward writes the gradient of the whole qkv row: gate first, then
- * attention, then rotation and norm undone in place. */
-#include "layers/layer.h"
+ * attention, then rotation and norm undone in place.
+ * With parallel.cp a row is [k | v] for other ranks in between, and core's queries see the rows of all tokens up to
+ * their own:
+ *   kv_own [T, 2 G D]        = k, v
+ *   kv_all [B seen, 2 G D]   = those of the ranks up to this one (context.h)
+ * Nodes: qkv, kv_own, kv, core, proj. core's backward writes dq (with the gate) and dkv_all; that of kv_own puts the
+ * row of dqkv together and undoes rotation and norm. */
+#include "layers/context.h"
 #include "ops/attention/attention.h"
 #include "ops/cache/cache.h"
 #include "ops/gate/gate.h"
@@ -33,6 +39,9 @@ struct attention_slots {
     slot_id qkv, qk, rstd_q, rstd_k, o, og, lse, dqkv, dog, dout;
     slot_id cos, sin, pos, doc_start, start, k_cache, v_cache;
     struct weight q_norm, k_norm, sink;
+    bool divided; /* parallel.cp; then what follows exists */
+    struct context_rows kv;
+    slot_id dq; /* [T, q | gate?] */
 };
 
 /* ---- views into a row ------------------------------------------------------------------------ */
@@ -42,6 +51,13 @@ static struct tensor heads_of(const struct attention *m, struct tensor row, int6
 {
     struct tensor part = tensor_cols(&row, col, heads * m->dim);
     return tensor_split_last(&part, heads, m->dim);
+}
+
+/* Keys or values of gathered rows: [B, seen, G, D]. */
+static struct tensor gathered(const struct attention *m, const struct context_rows *r, struct tensor rows, int which)
+{
+    struct tensor part = heads_of(m, rows, which * m->kv_heads * m->dim, m->kv_heads);
+    return tensor_split_first(&part, m->batch, r->seen);
 }
 
 /* [B, S, heads, D] */
@@ -231,6 +247,11 @@ static void declare_slots(struct build *b, const struct attention *m, struct att
         decode ? build_table(b, "k_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim), NULL, NULL) : NO_SLOT;
     s->v_cache =
         decode ? build_table(b, "v_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim), NULL, NULL) : NO_SLOT;
+    s->divided = context_divides(b);
+    if (s->divided) {
+        s->kv = context_rows(b, "kv", 2 * m->kv_heads * m->dim);
+        s->dq = build_grad(b, "dq", b->rows, m->k_at);
+    }
     s->pos = m->rope ? b->in.pos : NO_SLOT;
     s->doc_start = b->in.doc_start;
     s->start = b->in.start;
@@ -296,6 +317,10 @@ static void declare_core_fwd(struct build *b, int n, const struct attention *m, 
         k = of(g, s->k_cache);
         v = of(g, s->v_cache);
     }
+    if (s->divided) {
+        k = gathered(m, &s->kv, of(g, s->kv.all), 0);
+        v = gathered(m, &s->kv, of(g, s->kv.all), 1);
+    }
     GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = batched(m, query(g, m, s)), .k = k, .v = v, .o = heads(m, of(g, s->o)),
              .lse = of(g, s->lse), .sink = of(g, s->sink.w), .doc_start = doc_view(g, m, s->doc_start),
              .start = of(g, s->start), .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero,
@@ -304,19 +329,20 @@ static void declare_core_fwd(struct build *b, int n, const struct attention *m, 
         GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = of(g, s->o), .g = gate(m, qkv), .y = of(g, s->og));
 }
 
-/* Rotation and norm undone in place. */
+/* Rotation and norm undone, from dy to d, which may be one. */
 static void declare_unrotation(struct graph *g, int n, const struct attention *m, const struct attention_slots *s,
-                               struct tensor d, struct tensor x, const struct weight *norm, slot_id rstd)
+                               struct tensor dy, struct tensor d, struct tensor x, const struct weight *norm,
+                               slot_id rstd)
 {
     if (m->row_norm) {
         if (m->rope)
-            GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = d, .dx = d, .cos = of(g, s->cos), .sin = of(g, s->sin),
+            GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = dy, .dx = d, .cos = of(g, s->cos), .sin = of(g, s->sin),
                      .pos = of(g, s->pos), .interleaved = m->interleaved);
-        GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = whole_row(d), .x = whole_row(x), .w = of(g, norm->w),
+        GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = whole_row(m->rope ? d : dy), .x = whole_row(x), .w = of(g, norm->w),
                  .rstd = of(g, rstd), .dx = whole_row(d), .dw = of(g, norm->dw), .zero_centered = m->zero_centered);
         return;
     }
-    GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = d, .dx = d, .x = m->qk_norm ? x : (struct tensor){0}, .w = of(g, norm->w),
+    GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = dy, .dx = d, .x = m->qk_norm ? x : (struct tensor){0}, .w = of(g, norm->w),
              .rstd = of(g, rstd), .dw = of(g, norm->dw), .cos = of(g, s->cos), .sin = of(g, s->sin),
              .pos = of(g, s->pos), .zero_centered = m->zero_centered, .interleaved = m->interleaved);
 }
@@ -324,27 +350,59 @@ static void declare_unrotation(struct graph *g, int n, const struct attention *m
 static void declare_core_bwd(struct build *b, int n, const struct attention *m, const struct attention_slots *s)
 {
     struct graph *g = b->g;
-    struct tensor qkv = of(g, s->qkv), dqkv = of(g, s->dqkv);
+    const struct context_rows *r = &s->kv;
+    bool far = s->divided;
+    struct tensor qkv = of(g, s->qkv), dqkv = of(g, far ? s->dq : s->dqkv);
     if (m->gate_at >= 0)
         GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, s->dog), .x = of(g, s->o), .g = gate(m, qkv), .dx = of(g, s->dout),
                  .dg = gate(m, dqkv));
     GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = heads(m, of(g, m->gate_at >= 0 ? s->dout : s->dog)),
-             .q = batched(m, query(g, m, s)), .k = batched(m, keys(g, m, s)), .v = values(m, qkv),
-             .o = heads(m, of(g, s->o)), .lse = of(g, s->lse), .sink = of(g, s->sink.w),
-             .doc_start = doc_view(g, m, s->doc_start), .dq = batched(m, raw_query(m, dqkv)),
-             .dk = batched(m, raw_keys(m, dqkv)), .dv = values(m, dqkv), .dsink = of(g, s->sink.dw), .scale = m->scale,
-             .window = m->window, .sink_zero = m->sink_zero, .drop = attention_dropout(b));
-    if (!m->rope && !m->qk_norm)
+             .q = batched(m, query(g, m, s)), .k = far ? gathered(m, r, of(g, r->all), 0) : batched(m, keys(g, m, s)),
+             .v = far ? gathered(m, r, of(g, r->all), 1) : values(m, qkv), .o = heads(m, of(g, s->o)),
+             .lse = of(g, s->lse), .sink = of(g, s->sink.w), .doc_start = doc_view(g, m, s->doc_start),
+             .dq = batched(m, raw_query(m, dqkv)),
+             .dk = far ? gathered(m, r, of(g, r->dall), 0) : batched(m, raw_keys(m, dqkv)),
+             .dv = far ? gathered(m, r, of(g, r->dall), 1) : values(m, dqkv), .dsink = of(g, s->sink.dw),
+             .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero, .drop = attention_dropout(b));
+    if (far || (!m->rope && !m->qk_norm))
         return;
-    declare_unrotation(g, n, m, s, raw_query(m, dqkv), raw_query(m, qkv), &s->q_norm, s->rstd_q);
-    declare_unrotation(g, n, m, s, raw_keys(m, dqkv), raw_keys(m, qkv), &s->k_norm, s->rstd_k);
+    struct tensor dq = raw_query(m, dqkv), dk = raw_keys(m, dqkv);
+    declare_unrotation(g, n, m, s, dq, dq, raw_query(m, qkv), &s->q_norm, s->rstd_q);
+    declare_unrotation(g, n, m, s, dk, dk, raw_keys(m, qkv), &s->k_norm, s->rstd_k);
+}
+
+/* Rows for other ranks, from k and v; in the backward pass the row of dqkv, from dq and the sums of all ranks. */
+static void declare_kv(struct build *b, const struct attention *m, const struct attention_slots *s)
+{
+    struct graph *g = b->g;
+    struct tensor qkv = of(g, s->qkv), own = of(g, s->kv.own);
+    int64_t kv = m->kv_heads * m->dim;
+    double bytes = 2 * (double)dtype_bytes(b->dev->real) * (double)b->rows * (double)m->width;
+    int n = graph_node(g, "kv_own", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = keys(g, m, s), .y = heads_of(m, own, 0, m->kv_heads)); /* copies */
+    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = heads_of(m, qkv, m->v_at, m->kv_heads),
+             .y = heads_of(m, own, kv, m->kv_heads));
+    graph_cost(g, n, PH_FWD, 0, bytes);
+    if (training(b)) {
+        struct tensor dq = of(g, s->dq), down = of(g, s->kv.down), dqkv = of(g, s->dqkv);
+        graph_again(g, n, s->kv.own);
+        declare_unrotation(g, n, m, s, raw_query(m, dq), raw_query(m, dqkv), raw_query(m, qkv), &s->q_norm, s->rstd_q);
+        declare_unrotation(g, n, m, s, heads_of(m, down, 0, m->kv_heads), raw_keys(m, dqkv), raw_keys(m, qkv),
+                           &s->k_norm, s->rstd_k);
+        GRAPH_OP(g, n, PH_BWD, dropout, .x = tensor_cols(&down, kv, kv), .y = tensor_cols(&dqkv, m->v_at, kv));
+        if (m->gate_at >= 0)
+            GRAPH_OP(g, n, PH_BWD, dropout, .x = gate(m, dq), .y = gate(m, dqkv));
+        graph_cost(g, n, PH_BWD, 0, bytes);
+    }
+    context_gather(b, "kv", &s->kv);
 }
 
 static void declare_core(struct build *b, const struct attention *m, const struct attention_slots *s)
 {
     struct graph *g = b->g;
-    /* Causal half of the two score matrices. */
-    double flops = 2.0 * (double)(b->batch * b->seq * b->seq) * (double)(m->heads * m->dim);
+    /* Causal half of the two score matrices: with parallel.cp all keys before this rank's, too. */
+    double pairs = (double)(b->batch * b->seq) * (double)(2 * context_seen(b) - b->seq);
+    double flops = 2.0 * pairs * (double)(m->heads * m->dim);
     double bytes = (double)dtype_bytes(b->dev->real) * (double)b->rows * (double)(m->width + m->heads * m->dim);
     int n = graph_node(g, "core", LANE_COMPUTE, NULL);
     declare_core_fwd(b, n, m, s);
@@ -371,6 +429,8 @@ static int attention_declare(struct build *b, struct core_io *io)
     declare_slots(b, m, &s);
     io->f = build_real(b, "out", b->rows, b->cfg->model.hidden);
     declare_qkv(b, m, &s, io, wqkv, bqkv);
+    if (s.divided)
+        declare_kv(b, m, &s);
     declare_core(b, m, &s);
     slot_id o = s.og != NO_SLOT ? s.og : s.o;
     linear_declare(b, "proj",
@@ -581,6 +641,7 @@ const struct core_kind core_attention = {
              .transformer = true,
              .prefixes = {"self_attention.", "input_layernorm."}},
     .recompute = {{"core_attn", {"attn.o", "attn.lse"}}},
+    .divides_sequence = true,
     .draws = attention_draws,
     .flops = attention_flops,
     .declare = attention_declare,

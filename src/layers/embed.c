@@ -18,7 +18,7 @@ struct param embedding_param(const struct build *b)
 static int declare_positions(struct build *b, struct weight *w)
 {
     const struct config_model *c = &b->cfg->model;
-    int64_t needed = b->mode == BUILD_DECODE ? b->cache_len : b->seq;
+    int64_t needed = b->mode == BUILD_DECODE ? b->cache_len : b->whole_seq;
     *w = no_weight();
     if (c->position != CFG_POSITION_LEARNED)
         return ST_OK;

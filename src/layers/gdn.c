@@ -30,7 +30,7 @@ static void rule_fwd(struct build *b, int n, const struct mixer *m, const struct
              .v = mixer_heads(m, qkv, 2 * r->keys, m->heads, r->dv), .alpha = mixer_cols(m, in, r->alpha_at, m->heads),
              .beta = mixer_cols(m, in, r->beta_at, m->heads), .A_log = of(g, d->a_log.w),
              .dt_bias = of(g, d->dt_bias.w), .doc_start = mixer_docs(b), .start = of(g, b->in.start),
-             .init = of(g, s->state), .final = of(g, s->state), .states = of(g, s->states),
+             .init = of(g, s->state.init), .final = of(g, s->state.final), .states = of(g, s->states),
              .o = mixer_heads(m, of(g, s->y), 0, m->heads, r->dv), .chunk = m->chunk);
 }
 
@@ -39,7 +39,7 @@ static void rule_bwd(struct build *b, int n, const struct mixer *m, const struct
 {
     struct graph *g = b->g;
     const struct gdn *r = (const struct gdn *)m;
-    struct tensor in = of(g, s->in), din = of(g, s->din), qkv = of(g, s->mixed), dqkv = of(g, s->dmixed);
+    struct tensor in = of(g, s->in), qkv = of(g, s->mixed), dqkv = of(g, s->dmixed);
     int64_t k_at = r->keys, v_at = 2 * r->keys;
     GRAPH_OP(g, n, PH_BWD, gdn_bwd, .d_o = mixer_heads(m, of(g, s->dy), 0, m->heads, r->dv),
              .q = mixer_heads(m, qkv, 0, r->key_heads, r->dk), .k = mixer_heads(m, qkv, k_at, r->key_heads, r->dk),
@@ -47,9 +47,10 @@ static void rule_bwd(struct build *b, int n, const struct mixer *m, const struct
              .beta = mixer_cols(m, in, r->beta_at, m->heads), .A_log = of(g, d->a_log.w),
              .dt_bias = of(g, d->dt_bias.w), .doc_start = mixer_docs(b), .states = of(g, s->states),
              .dq = mixer_heads(m, dqkv, 0, r->key_heads, r->dk), .dk = mixer_heads(m, dqkv, k_at, r->key_heads, r->dk),
-             .dv = mixer_heads(m, dqkv, v_at, m->heads, r->dv), .dalpha = mixer_cols(m, din, r->alpha_at, m->heads),
-             .dbeta = mixer_cols(m, din, r->beta_at, m->heads), .dA_log = of(g, d->a_log.dw),
-             .ddt_bias = of(g, d->dt_bias.dw), .chunk = m->chunk);
+             .dv = mixer_heads(m, dqkv, v_at, m->heads, r->dv), .dalpha = mixer_drest(g, m, s, r->alpha_at, m->heads),
+             .dbeta = mixer_drest(g, m, s, r->beta_at, m->heads), .dfinal = of(g, s->state.dfinal),
+             .dinit = of(g, s->state.dinit), .dA_log = of(g, d->a_log.dw), .ddt_bias = of(g, d->dt_bias.dw),
+             .chunk = m->chunk);
 }
 
 static void sizes(const struct build *b, struct gdn *g)
@@ -161,6 +162,12 @@ static bool gdn_key_heads_do_not_divide(const struct config *c)
     return has_gdn(c) && m->gdn_value_heads > 0 && m->gdn_value_heads % m->gdn_key_heads != 0;
 }
 
+static bool gdn_parts_too_short(const struct config *c)
+{
+    return strchr(c->model.pattern, 'G') != NULL && c->parallel.cp > 1 &&
+           c->train.seq / c->parallel.cp < c->model.gdn_conv - 1;
+}
+
 /* clang-format off */
 static const struct option_use gdn_uses[] = {
     {"model.gdn_value_heads", NULL, NULL},
@@ -171,6 +178,10 @@ static const struct option_use gdn_uses[] = {
     {"model.gdn_chunk", NULL, NULL},
 };
 static const struct rule gdn_rules[] = {
+    {"gdn-parts-hold-the-taps", gdn_parts_too_short,
+     "each rank of parallel.cp takes the last model.gdn_conv - 1 rows of the one before it, so train.seq / parallel.cp "
+     "must be that many at least",
+     {"train.seq", "parallel.cp", "model.gdn_conv"}},
     {"gdn-heads-fit", gdn_heads_missing,
      "2 * model.hidden must be a multiple of model.gdn_value_dim unless model.gdn_value_heads is set",
      {"model.hidden", "model.gdn_value_dim", "model.gdn_value_heads"}},
@@ -226,6 +237,7 @@ const struct core_kind core_gdn = {
                           "self_attention.dt_bias", "self_attention.out_norm.", "self_attention.out_proj."},
              KIND_ROWS(splits, gdn_splits),
              .part_rows = gdn_part_rows},
+    .divides_sequence = true,
     .flops = gdn_flops,
     .declare = gdn_declare,
 };

@@ -92,9 +92,13 @@ struct update_list {
     size_t cap;
 };
 
+enum { MTP_MAX_DEPTHS = 8 };
 /* The inputs of a microbatch and the scalars of a step: slots made by the stack, read by layers. */
 struct batch_slots {
     slot_id token, label, pos, doc_start; /* I32 [rows] */
+    slot_id doc_local; /* doc_start counted from this rank's first token of the sequence; doc_start where it has all */
+    /* Where ranks divide sequences: the ids of every prediction depth; else NO_SLOT. */
+    slot_id next_token[MTP_MAX_DEPTHS], next_label[MTP_MAX_DEPTHS], next_pos[MTP_MAX_DEPTHS];
     slot_id info;     /* I64 [4]: step, first sample; where something is drawn: dropout, router noise */
     slot_id start;    /* I64 [1]: decoding */
     slot_id scale;    /* F64 [1 + MTP depths]: of the loss gradients */
@@ -126,6 +130,7 @@ struct build {
     struct update_list *updates;
     struct units *units;      /* unit.h; NULL: every parameter is kept whole */
     int64_t batch, seq, rows; /* rows = batch * seq of this plan */
+    int64_t whole_seq;        /* tokens of a sequence, of which this rank has seq (parallel.cp) */
     int64_t cache_len;        /* decode: positions the caches hold */
     struct batch_slots in;
     struct stream_policy streams;

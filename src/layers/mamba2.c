@@ -33,9 +33,9 @@ static void rule_fwd(struct build *b, int n, const struct mixer *m, const struct
              .Cm = mixer_heads(m, xbc, r->c_at, r->groups, r->state),
              .dt = mixer_cols(m, of(g, s->in), r->dt_at, m->heads), .A_log = of(g, d->a_log.w),
              .dt_bias = of(g, d->dt_bias.w), .D = of(g, d->d.w), .doc_start = mixer_docs(b),
-             .start = of(g, b->in.start), .init = of(g, s->state), .final = of(g, s->state), .states = of(g, s->states),
-             .y = mixer_heads(m, of(g, s->y), 0, m->heads, r->dim), .chunk = m->chunk, .dt_min = r->dt_min,
-             .dt_max = r->dt_max);
+             .start = of(g, b->in.start), .init = of(g, s->state.init), .final = of(g, s->state.final),
+             .states = of(g, s->states), .y = mixer_heads(m, of(g, s->y), 0, m->heads, r->dim), .chunk = m->chunk,
+             .dt_min = r->dt_min, .dt_max = r->dt_max);
 }
 
 static void rule_bwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d,
@@ -49,9 +49,9 @@ static void rule_bwd(struct build *b, int n, const struct mixer *m, const struct
              .A_log = of(g, d->a_log.w), .dt_bias = of(g, d->dt_bias.w), .D = of(g, d->d.w),
              .Bm = mixer_heads(m, xbc, r->b_at, r->groups, r->state),
              .Cm = mixer_heads(m, xbc, r->c_at, r->groups, r->state), .doc_start = mixer_docs(b),
-             .states = of(g, s->states), .dx = mixer_heads(m, dxbc, 0, m->heads, r->dim),
-             .ddt = mixer_cols(m, of(g, s->din), r->dt_at, m->heads), .dA_log = of(g, d->a_log.dw),
-             .ddt_bias = of(g, d->dt_bias.dw), .dD = of(g, d->d.dw),
+             .states = of(g, s->states), .dfinal = of(g, s->state.dfinal), .dinit = of(g, s->state.dinit),
+             .dx = mixer_heads(m, dxbc, 0, m->heads, r->dim), .ddt = mixer_drest(g, m, s, r->dt_at, m->heads),
+             .dA_log = of(g, d->a_log.dw), .ddt_bias = of(g, d->dt_bias.dw), .dD = of(g, d->d.dw),
              .dBm = mixer_heads(m, dxbc, r->b_at, r->groups, r->state),
              .dCm = mixer_heads(m, dxbc, r->c_at, r->groups, r->state), .chunk = m->chunk, .dt_min = r->dt_min,
              .dt_max = r->dt_max);
@@ -171,6 +171,11 @@ static bool mamba_groups_do_not_divide(const struct config *c)
     return has_mamba(c) && c->model.mamba_heads % c->model.mamba_groups != 0;
 }
 
+static bool mamba_parts_too_short(const struct config *c)
+{
+    return has_mamba(c) && c->parallel.cp > 1 && c->train.seq / c->parallel.cp < c->model.mamba_conv - 1;
+}
+
 static bool mamba_steps_crossed(const struct config *c)
 {
     return c->model.mamba_dt_max > 0 && c->model.mamba_dt_min > c->model.mamba_dt_max;
@@ -195,6 +200,11 @@ static const struct rule mamba_rules[] = {
     {"mamba-groups-divide-heads", mamba_groups_do_not_divide,
      "model.mamba_heads must be a multiple of model.mamba_groups",
      {"model.mamba_heads", "model.mamba_groups", "model.hidden", "model.mamba_head_dim"}},
+    {"mamba-parts-hold-the-taps", mamba_parts_too_short,
+     "each rank of parallel.cp takes the last model.mamba_conv - 1 rows of the one before it, so train.seq / "
+     "parallel.cp "
+     "must be that many at least",
+     {"train.seq", "parallel.cp", "model.mamba_conv"}},
     {"mamba-steps-ordered", mamba_steps_crossed,
      "model.mamba_dt_min must not be above model.mamba_dt_max",
      {"model.mamba_dt_min", "model.mamba_dt_max"}},
@@ -249,6 +259,7 @@ const struct core_kind core_mamba2 = {
              .prefixes = {"mixer."},
              KIND_ROWS(splits, mamba_splits),
              .part_rows = mamba_part_rows},
+    .divides_sequence = true,
     .flops = mamba_flops,
     .declare = mamba_declare,
 };

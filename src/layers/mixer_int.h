@@ -8,11 +8,14 @@
  *   f      [T, hidden] = n Wout^T
  * Nodes: in, conv, the rule, norm, out. The three in the middle are undone by one backward phase (of conv), because
  * together they write one row of din: norm its z, the rule what it reads of in, conv the rest. Decoding keeps the
- * last rows of the convolution's input and the state of each head. */
+ * last rows of the convolution's input and the state of each head.
+ * With parallel.cp the convolution takes the last rows of the rank before (halo), and the rule starts from its state
+ * and passes its own on (context.h). Nodes then: in, tail, halo, conv, passes, the rule, passes, norm, out; in the
+ * backward pass norm and the rule are nodes of their own, whose parts of din (dz, drest) conv puts together. */
 #ifndef BRAID_LAYERS_MIXER_INT_H
 #define BRAID_LAYERS_MIXER_INT_H
 
-#include "layers/layer.h"
+#include "layers/context.h"
 
 /* Sizes that declarations need: the first member of the core's own struct. */
 struct mixer;
@@ -34,7 +37,12 @@ struct mixer {
 struct mixer_slots {
     slot_id in, mixed, y, states, n, rstd;
     slot_id din, dmixed, dy, dn;
-    slot_id conv_state, state; /* decoding */
+    slot_id conv_state; /* decoding */
+    /* the rule's: of decoding both are one, with parallel.cp those of the neighbours; else absent */
+    struct context_state state;
+    bool divided;             /* parallel.cp; then what follows exists, as far as there is a neighbour */
+    struct context_edge edge; /* of the convolution's input: real [batch * (conv - 1), mixed] */
+    slot_id dz, drest;        /* columns of din: the gate's, and all but those of gate and convolution */
 };
 
 /* What a core states once, while it declares itself. */
@@ -50,5 +58,8 @@ struct param conv_param(const char *name, const struct mixer *m);
 struct tensor mixer_cols(const struct mixer *m, struct tensor rows, int64_t first, int64_t n);
 struct tensor mixer_heads(const struct mixer *m, struct tensor rows, int64_t first, int64_t heads, int64_t dim);
 struct tensor mixer_docs(const struct build *b); /* absent stays absent */
+/* Columns of in behind those of the convolution and the gate, in its gradient: [B, S, n]. */
+struct tensor mixer_drest(const struct graph *g, const struct mixer *m, const struct mixer_slots *s, int64_t first,
+                          int64_t n);
 
 #endif

@@ -8,10 +8,13 @@
  *   k    [T, H (n+r)] = per head [kv's n | the one rotary key]
  *   o    [T, H v]     = attention(q, k, v);  f = o Wo^T
  * Rotation pairs neighbouring channels (2c, 2c+1): the same scores as DeepSeek's de-interleaved form,
- * whose permutation of q and k cancels in their product. */
-#include "layers/layer.h"
+ * whose permutation of q and k cancels in their product.
+ * With parallel.cp rows [kv | rotary key] of all tokens up to the rank's last one are gathered (context.h: kv_all), and
+ * k is made of them. */
+#include "layers/context.h"
 #include "ops/attention/attention.h"
 #include "ops/cache/cache.h"
+#include "ops/dropout/dropout.h"
 #include "ops/gemm/gemm.h"
 #include "ops/mlakeys/mlakeys.h"
 #include "ops/rmsnorm/rmsnorm.h"
@@ -30,6 +33,8 @@ struct mla_slots {
     slot_id q_in, dq_in; /* input of the last query projection: the normed latent, or h */
     slot_id q, dq, kvd, dkvd, latent, dlatent, kv, dkv, k, dk, o, d_o, lse, rstd;
     slot_id cos, sin, k_cache, v_cache;
+    bool divided; /* parallel.cp; then far exists */
+    struct context_rows far;
 };
 
 /* ---- views ----------------------------------------------------------------------------------- */
@@ -49,11 +54,25 @@ static struct tensor rotary(const struct mla *m, struct tensor q) { return colum
 static struct tensor shared_key(const struct mla *m, struct tensor kvd) { return columns(kvd, m->kv_rank, m->rope); }
 /* Keys without position and values of kv: [T, H, n + v]; the values of it: [B, S, H, v]. */
 static struct tensor own(const struct mla *m, struct tensor kv) { return heads3(kv, m->heads, m->nope + m->v); }
+static struct tensor by_sequence(const struct mla *m, struct tensor t)
+{
+    return tensor_split_first(&t, m->batch, t.dim[0] / max_i64(m->batch, 1));
+}
 static struct tensor values(const struct mla *m, struct tensor kv)
 {
-    return batched(m, columns(own(m, kv), m->nope, m->v));
+    return by_sequence(m, columns(own(m, kv), m->nope, m->v));
 }
 static struct tensor outputs(const struct mla *m, struct tensor o) { return batched(m, heads3(o, m->heads, m->v)); }
+
+/* Gathered rows hold keys without position and values of every head, then the shared rotary key. */
+static struct tensor far_kv(const struct mla *m, struct tensor rows)
+{
+    return columns(rows, 0, m->heads * (m->nope + m->v));
+}
+static struct tensor far_key(const struct mla *m, struct tensor rows)
+{
+    return columns(rows, m->heads * (m->nope + m->v), m->rope);
+}
 
 static struct tensor doc_view(const struct build *b)
 {
@@ -143,7 +162,10 @@ static void declare_norm(struct build *b, const char *name, const struct mla *m,
     if (with_key) {
         /* The key's latent also carries the rotary key: its gradient is the sum over heads, turned back. */
         struct tensor part = shared_key(m, of(g, dx));
-        GRAPH_OP(g, n, PH_BWD, mlakeys_bwd, .dk = keyed(m, of(g, s->dk)), .dshared = part, .nope = m->nope);
+        if (s->divided)
+            GRAPH_OP(g, n, PH_BWD, dropout, .x = far_key(m, of(g, s->far.down)), .y = part);
+        else
+            GRAPH_OP(g, n, PH_BWD, mlakeys_bwd, .dk = keyed(m, of(g, s->dk)), .dshared = part, .nope = m->nope);
         declare_unrotation(b, n, s, heads3(part, 1, m->rope));
     }
     graph_cost(g, n, PH_BWD, 9 * elems, 3 * elems * size);
@@ -161,14 +183,18 @@ static void declare_slots(struct build *b, const struct mla *m, struct mla_slots
     s->kvd = build_real(b, "kv_down", b->rows, m->kv_rank + m->rope);
     s->latent = build_real(b, "latent", b->rows, m->kv_rank);
     s->kv = build_real(b, "kv", b->rows, kv);
-    s->k = build_real(b, "k", b->rows, qk);
+    s->divided = context_divides(b);
+    if (s->divided)
+        s->far = context_rows(b, "kv", kv + m->rope);
+    int64_t keys = b->batch * context_seen(b);
+    s->k = build_real(b, "k", keys, qk);
     s->o = build_real(b, "o", b->rows, o);
     s->lse = graph_slot(b->g, "lse", tensor_3d(NULL, b->dev->wide, b->batch, m->heads, b->seq));
     s->dq = build_grad(b, "dq", b->rows, qk);
     s->dkvd = build_grad(b, "dkv_down", b->rows, m->kv_rank + m->rope);
     s->dlatent = build_grad(b, "dlatent", b->rows, m->kv_rank);
     s->dkv = build_grad(b, "dkv", b->rows, kv);
-    s->dk = build_grad(b, "dk", b->rows, qk);
+    s->dk = build_grad(b, "dk", keys, qk);
     s->d_o = build_grad(b, "do", b->rows, o);
     bool decode = b->mode == BUILD_DECODE;
     s->k_cache =
@@ -176,15 +202,36 @@ static void declare_slots(struct build *b, const struct mla *m, struct mla_slots
     s->v_cache = decode ? build_table(b, "v_cache", shape4(b, b->cache_len, m->heads, m->v), NULL, NULL) : NO_SLOT;
 }
 
+/* Rows for other ranks; in the backward pass the gradient of kv, from the sums of all ranks. */
+static void declare_far(struct build *b, const struct mla *m, const struct mla_slots *s)
+{
+    struct graph *g = b->g;
+    struct tensor own_rows = of(g, s->far.own);
+    double bytes = 2 * (double)dtype_bytes(b->dev->real) * (double)(b->rows * s->far.width);
+    int n = graph_node(g, "kv_own", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, dropout, .x = of(g, s->kv), .y = far_kv(m, own_rows)); /* copies */
+    GRAPH_OP(g, n, PH_FWD, dropout, .x = shared_key(m, of(g, s->kvd)), .y = far_key(m, own_rows));
+    graph_cost(g, n, PH_FWD, 0, bytes);
+    if (training(b)) {
+        graph_again(g, n, s->far.own);
+        GRAPH_OP(g, n, PH_BWD, dropout, .x = far_kv(m, of(g, s->far.down)), .y = of(g, s->dkv));
+        graph_cost(g, n, PH_BWD, 0, bytes);
+    }
+    context_gather(b, "kv_rows", &s->far);
+}
+
 static void declare_core(struct build *b, const struct mla *m, const struct mla_slots *s)
 {
     struct graph *g = b->g;
-    double flops = (double)b->rows * (double)b->seq * (double)m->heads * (double)(m->nope + m->rope + m->v);
-    struct tensor k = batched(m, keyed(m, of(g, s->k))), v = values(m, of(g, s->kv)),
-                  q = batched(m, keyed(m, of(g, s->q)));
+    bool far = s->divided;
+    double flops = (double)b->rows * (double)(2 * context_seen(b) - b->seq) * (double)m->heads *
+                   (double)(m->nope + m->rope + m->v);
+    struct tensor kv = far ? far_kv(m, of(g, s->far.all)) : of(g, s->kv),
+                  dkv = far ? far_kv(m, of(g, s->far.dall)) : of(g, s->dkv),
+                  key = far ? far_key(m, of(g, s->far.all)) : shared_key(m, of(g, s->kvd));
+    struct tensor k = by_sequence(m, keyed(m, of(g, s->k))), v = values(m, kv), q = batched(m, keyed(m, of(g, s->q)));
     int n = graph_node(g, "core", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, mlakeys_fwd, .kv = own(m, of(g, s->kv)), .shared = shared_key(m, of(g, s->kvd)),
-             .k = keyed(m, of(g, s->k)));
+    GRAPH_OP(g, n, PH_FWD, mlakeys_fwd, .kv = own(m, kv), .shared = key, .k = keyed(m, of(g, s->k)));
     if (s->k_cache != NO_SLOT) {
         GRAPH_OP(g, n, PH_FWD, cache_store, .x = k, .cache = of(g, s->k_cache), .start = of(g, b->in.start));
         GRAPH_OP(g, n, PH_FWD, cache_store, .x = v, .cache = of(g, s->v_cache), .start = of(g, b->in.start));
@@ -201,9 +248,10 @@ static void declare_core(struct build *b, const struct mla *m, const struct mla_
     graph_again(g, n, s->lse);
     GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = outputs(m, of(g, s->d_o)), .q = q, .k = k, .v = v,
              .o = outputs(m, of(g, s->o)), .lse = of(g, s->lse), .doc_start = doc_view(b),
-             .dq = batched(m, keyed(m, of(g, s->dq))), .dk = batched(m, keyed(m, of(g, s->dk))),
-             .dv = values(m, of(g, s->dkv)), .scale = m->scale, .drop = attention_dropout(b));
-    GRAPH_OP(g, n, PH_BWD, mlakeys_bwd, .dk = keyed(m, of(g, s->dk)), .dkv = own(m, of(g, s->dkv)), .nope = m->nope);
+             .dq = batched(m, keyed(m, of(g, s->dq))), .dk = by_sequence(m, keyed(m, of(g, s->dk))),
+             .dv = values(m, dkv), .scale = m->scale, .drop = attention_dropout(b));
+    GRAPH_OP(g, n, PH_BWD, mlakeys_bwd, .dk = keyed(m, of(g, s->dk)), .dkv = own(m, dkv),
+             .dshared = far ? far_key(m, of(g, s->far.dall)) : (struct tensor){0}, .nope = m->nope);
     declare_unrotation(b, n, s, rotary(m, of(g, s->dq)));
     graph_cost(g, n, PH_BWD, 2.5 * flops, 0);
 }
@@ -307,6 +355,8 @@ static int mla_declare(struct build *b, struct core_io *io)
     graph_sum(b->g, io->dh);
     declare_query(b, m, &s, io);
     declare_keys(b, m, &s, io);
+    if (s.divided)
+        declare_far(b, m, &s);
     declare_core(b, m, &s);
     struct param p = param_matrix("self_attention.linear_proj.weight", c->hidden, m->heads * m->v, output_std(b));
     struct param pb = param_vector("self_attention.linear_proj.bias", c->hidden, INIT_ZERO);
@@ -397,6 +447,7 @@ const struct core_kind core_mla = {
     .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true},
     .recompute = {{"core_attn", {"mla.o", "mla.lse"}}, {"mla_up_proj", {"mla.q", "mla.kv", "mla.k"}}},
     .draws = attention_draws,
+    .divides_sequence = true,
     .flops = mla_flops,
     .declare = mla_declare,
 };

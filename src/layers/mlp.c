@@ -151,5 +151,6 @@ const struct core_kind core_mlp = {
     .options = {KIND_ROWS(uses, mlp_uses), KIND_ROWS(rules, mlp_rules), KIND_ROWS(tiny, mlp_tiny)},
     .keys = {.family = "MLP", .place = KEY_PLACE_MLP, .transformer = true, .prefixes = {"mlp.linear_fc"}},
     .flops = mlp_flops,
+    .divides_sequence = true,
     .declare = mlp_declare,
 };

@@ -133,7 +133,7 @@ static int sizes(struct build *b, struct moe *m)
     bool decode = b->mode == BUILD_DECODE, in_stack = str_starts(b->prefix, "decoder.");
     *m = (struct moe){.experts = c->experts,
                       .local = c->experts / b->mesh->ep,
-                      .batch_ranks = b->mesh->dp,
+                      .batch_ranks = b->mesh->stage,
                       .k = c->topk,
                       .width = c->hidden,
                       .ffn = c->expert_ffn,
@@ -416,10 +416,14 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
              .stat = of(g, s->stat), .tally = of(g, s->tally), .global = of(g, s->global), .rule = m->rule);
     if (m->rule.coef.global_aux != 0)
         ep_declare_load_sum(b, s->load);
+    if (m->rule.coef.aux != 0 || m->rule.coef.seq_aux != 0)
+        ep_declare_sequence_sum(b, s->load);
     if (!training(b))
         return;
     struct router_rule rule = m->rule;
     rule.coef.global_aux /= (double)m->batch_ranks; /* the load is their sum */
+    rule.coef.aux /= (double)b->mesh->cp;
+    rule.coef.seq_aux /= (double)b->mesh->cp;
     GRAPH_OP(g, n, PH_BWD, unpermute, .row = of(g, s->home.row), .xprob = of(g, s->home.dprob),
              .yprob = of(g, s->dprobs));
     GRAPH_OP(g, n, PH_BWD, router_bwd, .dprobs = of(g, s->dprobs), .dloss = of(g, b->in.mb_share),
@@ -720,5 +724,6 @@ const struct core_kind core_moe = {
     .recompute = {{"moe_act", {"moe.act"}}, {"shared_experts", {"moe.shared*"}}},
     .flops = moe_flops,
     .draws = moe_draws,
+    .divides_sequence = true,
     .declare = moe_declare,
 };

@@ -91,6 +91,15 @@ static int load_step(const struct step_ctx *c)
     return comm_all_reduce(n->comm, c->lane, n->name, &t, &work);
 }
 
+/* All rows but the last: the load of each sequence. */
+static int sequences_step(const struct step_ctx *c)
+{
+    const struct sum_node *n = c->self;
+    const struct tensor *load = &c->t[SUM_TENSOR];
+    struct tensor t = tensor_1d(load->data, load->dtype, (load->dim[0] - 1) * load->dim[1]), work = c->t[SUM_WORK];
+    return comm_all_reduce(n->comm, c->lane, n->name, &t, &work);
+}
+
 /* ---- slots ----------------------------------------------------------------------------------- */
 
 static int64_t buffer_rows(const struct build *b, int64_t local, int64_t k)
@@ -258,28 +267,44 @@ static struct sum_node *sum_over_batch(struct build *b, const char *name)
 {
     struct sum_node *n = graph_own(b->g, sizeof *n);
     if (n != NULL)
-        *n = (struct sum_node){.comm = b->mesh->dp_comm, .name = graph_name(b->g, name)};
+        *n = (struct sum_node){.comm = b->mesh->stage_comm, .name = graph_name(b->g, name)};
     return n;
 }
 
 void ep_declare_load_sum(struct build *b, slot_id load)
 {
     struct graph *g = b->g;
-    if (load == NO_SLOT || b->mesh->dp == 1)
+    if (load == NO_SLOT || b->mesh->stage == 1)
         return;
     int64_t experts = g->slots[load].shape.dim[1];
     struct sum_node *self = sum_over_batch(b, "load_sum");
-    slot_id work = graph_slot(g, "load_work", tensor_1d(NULL, DT_F64, b->mesh->dp * experts));
+    slot_id work = graph_slot(g, "load_work", tensor_1d(NULL, DT_F64, b->mesh->stage * experts));
     int n = graph_node(g, "load_sum", LANE_COMM, self);
     GRAPH_PHASE(g, n, PH_FWD, load_step, [SUM_TENSOR] = ADDS(load), [SUM_WORK] = WRITES(work));
 }
 
+void ep_declare_sequence_sum(struct build *b, slot_id load)
+{
+    struct graph *g = b->g;
+    if (load == NO_SLOT || b->mesh->cp == 1)
+        return;
+    const struct tensor *shape = &g->slots[load].shape;
+    struct sum_node *self = sum_over_batch(b, "sequence_sum");
+    if (self != NULL)
+        self->comm = b->mesh->cp_comm;
+    slot_id work =
+        graph_slot(g, "sequence_work", tensor_1d(NULL, DT_F64, b->mesh->cp * (shape->dim[0] - 1) * shape->dim[1]));
+    int n = graph_node(g, "sequence_sum", LANE_COMM, self);
+    GRAPH_PHASE(g, n, PH_FWD, sequences_step, [SUM_TENSOR] = ADDS(load), [SUM_WORK] = WRITES(work));
+}
+
 void ep_declare_tally_sum(struct build *b, slot_id tally)
 {
-    if (tally == NO_SLOT || b->mesh->dp == 1 || b->g->err.code != ST_OK)
+    if (tally == NO_SLOT || b->mesh->stage == 1 || b->g->err.code != ST_OK)
         return;
     struct sum_node *self = sum_over_batch(b, "tally_sum");
-    struct tensor shape = b->g->slots[tally].shape, all = tensor_1d(NULL, DT_F64, b->mesh->dp * tensor_elems(&shape));
+    struct tensor shape = b->g->slots[tally].shape,
+                  all = tensor_1d(NULL, DT_F64, b->mesh->stage * tensor_elems(&shape));
     slot_id work = build_state(b, "tally_work", all);
     if (self == NULL || work == NO_SLOT)
         return;

@@ -146,15 +146,9 @@ static void declare_streams(struct build *b, const struct entry *m, const struct
         graph_cost(g, n, (enum phase_id)ph_id, flops, bytes);
 }
 
-int mtp_declare(struct build *b, int depth, struct mtp_io *io)
+static void shift_ids(struct build *b, struct mtp_io *io, bool learned)
 {
     struct graph *g = b->g;
-    int64_t d = b->cfg->model.hidden;
-    struct entry sizes = {.hidden = d, .streams = io->streams}, *m = &sizes;
-    bool learned = b->cfg->model.position == CFG_POSITION_LEARNED;
-    char scope[32];
-    snprintf(scope, sizeof scope, "mtp%d", depth);
-    graph_scope(g, -1, scope);
     struct tensor shape = tensor_1d(NULL, DT_I32, b->rows);
     slot_id token = graph_slot(g, "token", shape), label = graph_slot(g, "label", shape);
     int n = graph_node(g, "shift", LANE_COMPUTE, NULL);
@@ -170,9 +164,26 @@ int mtp_declare(struct build *b, int depth, struct mtp_io *io)
     }
     io->token = token;
     io->label = label;
+}
 
+int mtp_declare(struct build *b, int depth, struct mtp_io *io)
+{
+    struct graph *g = b->g;
+    int64_t d = b->cfg->model.hidden;
+    struct entry sizes = {.hidden = d, .streams = io->streams}, *m = &sizes;
+    bool learned = b->cfg->model.position == CFG_POSITION_LEARNED;
+    char scope[32];
+    snprintf(scope, sizeof scope, "mtp%d", depth);
+    graph_scope(g, -1, scope);
+    if (b->in.next_token[depth] != NO_SLOT) { /* the next place may be another rank's: shifted before the cut */
+        io->token = b->in.next_token[depth];
+        io->label = b->in.next_label[depth];
+        io->pos = learned ? b->in.next_pos[depth] : io->pos;
+    } else {
+        shift_ids(b, io, learned);
+    }
     slot_id e, de;
-    TRY(embed_declare(b, scope, EMBED_DEPTH, token, io->pos, &e, &de));
+    TRY(embed_declare(b, scope, EMBED_DEPTH, io->token, io->pos, &e, &de));
     graph_scope(g, -1, scope);
     snprintf(b->prefix, sizeof b->prefix, "mtp.layers.%d.", depth);
     bool wide = io->streams > 1;

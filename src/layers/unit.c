@@ -13,16 +13,15 @@ struct members {
     int n, node; /* node: that exchanges them, -1: none yet */
     size_t cap;
 };
-enum side { SIDE_DENSE, SIDE_EXPERTS, SIDES };
 /* What a graph has of a parameter so far. */
 struct bound {
     slot_id w, dw;
     int unit; /* that gathers w */
 };
 struct units {
-    struct members gather[SIDES], reduce[SIDES];
-    struct members late[SIDES]; /* reduced when the forward half is done */
-    struct bound *of;           /* [parameter] */
+    struct members gather[COPY_GROUPS], reduce[COPY_GROUPS];
+    struct members late[COPY_GROUPS]; /* reduced when the forward half is done */
+    struct bound *of;                 /* [parameter] */
     int n_of;
     size_t cap_of;
     int number, layer; /* of the open unit */
@@ -33,7 +32,7 @@ struct units {
 int units_open(struct units **out, struct err *e)
 {
     TRY(mem_array((void **)out, 1, sizeof **out, e));
-    for (int k = 0; k < SIDES; k++)
+    for (int k = 0; k < COPY_GROUPS; k++)
         (*out)->gather[k].node = (*out)->reduce[k].node = (*out)->late[k].node = -1;
     (*out)->scope = "unit";
     (*out)->layer = -1;
@@ -44,7 +43,7 @@ void units_close(struct units *u)
 {
     if (u == NULL)
         return;
-    for (int k = 0; k < SIDES; k++) {
+    for (int k = 0; k < COPY_GROUPS; k++) {
         free(u->gather[k].list);
         free(u->reduce[k].list);
         free(u->late[k].list);
@@ -61,7 +60,7 @@ enum { PER_PARAM = 2 };
 static int own_use(int k) { return PER_PARAM * k; }
 static int whole_use(int k) { return PER_PARAM * k + 1; }
 
-static struct comm *comm_of(const struct unit_exchange *x) { return x->experts ? x->mesh->edp_comm : x->mesh->dp_comm; }
+static struct comm *comm_of(const struct unit_exchange *x) { return mesh_group(x->mesh, x->group).comm; }
 
 static struct tensor whole_of(const struct step_ctx *c, const struct unit_exchange *x, int k)
 {
@@ -73,7 +72,7 @@ static struct tensor own_of(const struct step_ctx *c, const struct unit_exchange
     const struct unit_part *p = &x->part[k];
     char *at = c->t[own_use(k)].data;
     if (at == NULL && p->own > 0) {
-        int rank = x->experts ? x->mesh->edp_rank : x->mesh->dp_rank;
+        int rank = mesh_group(x->mesh, x->group).rank;
         at = (char *)c->t[whole_use(k)].data + rank * p->piece * (int64_t)dtype_bytes(p->type);
     }
     return tensor_1d(at, p->type, p->own);
@@ -203,7 +202,7 @@ static double fill_exchange(struct build *b, const struct members *m, struct uni
         x->part[k].type = grads ? b->dev->wide : param_dtype(p, b->dev->real);
         x->part[k].bf16 = grads && b->cfg->parallel.reduce == CFG_REDUCE_BF16 && param_dtype(p, DT_BF16) == DT_BF16;
         bytes += (double)(x->part[k].elems * (int64_t)dtype_bytes(x->part[k].type));
-        x->experts = p->expert;
+        x->group = mesh_copy_group(b->mesh, p);
         x->n = m->n;
     }
     return bytes;
@@ -261,6 +260,9 @@ static void declare_reduce(struct build *b, const struct members *m, enum phase_
     struct graph *g = b->g;
     if (m->n == 0 || g->err.code != ST_OK)
         return;
+    static const char *const work_name[] = {[COPIES_SLICE] = "reduce_work",
+                                            [COPIES_STAGE] = "reduce_replicated_work",
+                                            [COPIES_EXPERT] = "reduce_experts_work"};
     struct unit_exchange *x = exchange_of(b, m);
     struct use *use = graph_own(g, (size_t)(PER_PARAM * m->n + 1) * sizeof *use);
     double bytes = fill_exchange(b, m, x, true), message = b->cfg->parallel.bucket_mb * 1e6;
@@ -275,8 +277,7 @@ static void declare_reduce(struct build *b, const struct members *m, enum phase_
         use[whole_use(k)] = (struct use){.slot = m->list[k].whole, .mode = x->once ? USE_ADD : USE_READ};
     }
     int64_t room = sum_room(x, ranks, (int64_t)message);
-    use[PER_PARAM * m->n] = (struct use)WRITES(
-        graph_slot(g, x->experts ? "reduce_experts_work" : "reduce_work", tensor_1d(NULL, DT_U8, room)));
+    use[PER_PARAM * m->n] = (struct use)WRITES(graph_slot(g, work_name[x->group], tensor_1d(NULL, DT_U8, room)));
     graph_phase(g, m->node, ph, reduce_step, use, PER_PARAM * m->n + 1);
     graph_cost(g, m->node, ph, 0, bytes);
 }
@@ -292,7 +293,7 @@ static void members_clear(struct members *m)
 static void end_unit(struct build *b)
 {
     struct units *u = b->units;
-    for (int k = 0; k < SIDES; k++) {
+    for (int k = 0; k < COPY_GROUPS; k++) {
         declare_gather(b, &u->gather[k]);
         declare_reduce(b, &u->reduce[k], PH_DW);
         members_clear(&u->gather[k]);
@@ -300,18 +301,22 @@ static void end_unit(struct build *b)
     }
 }
 
+static const char *const gather_name[] = {
+    [COPIES_SLICE] = "gather", [COPIES_STAGE] = "gather_replicated", [COPIES_EXPERT] = "gather_experts"};
+static const char *const reduce_name[] = {
+    [COPIES_SLICE] = "reduce", [COPIES_STAGE] = "reduce_replicated", [COPIES_EXPERT] = "reduce_experts"};
+
 /* Nodes stand in front of all others of the unit, also of those that get weights later (adapters); without members they
  * do nothing. */
-static void add_nodes(struct build *b, enum side side)
+static void add_nodes(struct build *b, enum copy_group group)
 {
     struct units *u = b->units;
-    bool experts = side == SIDE_EXPERTS;
-    if ((experts ? b->mesh->edp : b->mesh->dp) == 1)
+    if (mesh_group(b->mesh, group).n == 1 || (group == COPIES_STAGE && b->mesh->tp == 1))
         return;
     if (b->mesh->zero == 3 || (b->mesh->zero > 0 && training(b)))
-        u->gather[side].node = add_node(b, experts ? "gather_experts" : "gather", ROLE_GATHER);
+        u->gather[group].node = add_node(b, gather_name[group], ROLE_GATHER);
     if (training(b) && !u->only_forward)
-        u->reduce[side].node = add_node(b, experts ? "reduce_experts" : "reduce", ROLE_REDUCE);
+        u->reduce[group].node = add_node(b, reduce_name[group], ROLE_REDUCE);
 }
 
 void unit_begin(struct build *b, int layer, const char *scope, bool only_forward)
@@ -327,8 +332,8 @@ void unit_begin(struct build *b, int layer, const char *scope, bool only_forward
     u->layer = layer;
     u->scope = kept;
     u->only_forward = only_forward;
-    for (enum side side = 0; side < SIDES; side++)
-        add_nodes(b, side);
+    for (enum copy_group group = 0; group < COPY_GROUPS; group++)
+        add_nodes(b, group);
 }
 
 void units_finish(struct build *b)
@@ -337,9 +342,9 @@ void units_finish(struct build *b)
     end_unit(b);
     u->scope = "head"; /* nothing else is late */
     u->layer = -1;
-    for (int k = 0; k < SIDES; k++) {
+    for (int k = 0; k < COPY_GROUPS; k++) {
         if (u->late[k].n > 0)
-            u->late[k].node = add_node(b, k == SIDE_EXPERTS ? "reduce_experts" : "reduce", ROLE_REDUCE);
+            u->late[k].node = add_node(b, reduce_name[k], ROLE_REDUCE);
         declare_reduce(b, &u->late[k], PH_FWD);
         members_clear(&u->late[k]);
     }
@@ -370,7 +375,7 @@ slot_id unit_weight(struct build *b, int index, const char *name)
         return graph_persistent(b->g, name, shape, ARENA_PARAM, row->offset);
     if (at == NULL || (at->w != NO_SLOT && (refreshed || at->unit == u->number)))
         return at != NULL ? at->w : NO_SLOT;
-    struct members *m = &u->gather[row->p.expert ? SIDE_EXPERTS : SIDE_DENSE];
+    struct members *m = &u->gather[mesh_copy_group(b->mesh, &row->p)];
     slot_id w =
         gathered ? graph_slot(b->g, name, shape) : graph_persistent(b->g, name, shape, ARENA_PARAM, row->offset);
     if (w == NO_SLOT || add_member(b, m, index, w) != ST_OK)
@@ -391,8 +396,8 @@ slot_id unit_gradient(struct build *b, int index, const char *name)
     struct bound *at = bound_of(b, index);
     if (at == NULL || at->dw != NO_SLOT)
         return at != NULL ? at->dw : NO_SLOT;
-    enum side side = row->p.expert ? SIDE_EXPERTS : SIDE_DENSE;
-    struct members *m = u->only_forward ? &u->late[side] : &u->reduce[side];
+    enum copy_group group = mesh_copy_group(b->mesh, &row->p);
+    struct members *m = u->only_forward ? &u->late[group] : &u->reduce[group];
     slot_id dw =
         transient ? graph_slot(b->g, name, shape) : graph_persistent(b->g, name, shape, ARENA_GRAD, row->grad_offset);
     graph_sum(b->g, dw);

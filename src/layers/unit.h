@@ -10,8 +10,8 @@
  *   2      as 1                                 transient; summed into the kept shard after every microbatch
  *   3      transient; gathered before use       as 2
  *
- * A unit is a bracket group or a layer of the pattern, the embedding, the head; the experts of a unit are exchanged by
- * nodes of their own, since they are shared with other ranks. A parameter's gradient belongs to the unit that declares
+ * A unit is a bracket group or a layer of the pattern, the embedding, the head; the experts of a unit, and under tensor
+ * parallelism what it does not divide, are exchanged by nodes of their own, since other ranks hold copies of them. A parameter's gradient belongs to the unit that declares
  * it first, and that unit's nodes come before all others that use it; so in any backward order its reduction comes
  * after the last contribution, which order_prefetch() checks. */
 #ifndef BRAID_LAYERS_UNIT_H
@@ -36,7 +36,7 @@ slot_id unit_gradient(struct build *b, int index, const char *name);
 struct unit_exchange {
     const char *what;
     const struct mesh *mesh; /* its groups are looked up when a step runs: a plan on paper has none */
-    bool experts;            /* among the ranks with the same experts, else among all data-parallel ones */
+    enum copy_group group;   /* the ranks that hold copies */
     bool once;               /* per step */
     bool collect;            /* sums go to all */
     int64_t most;            /* elements of a piece that are summed in one message */

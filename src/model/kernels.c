@@ -42,7 +42,8 @@ static struct attention_facts attention_facts(const struct config *cfg, const st
     const struct config_model *c = &cfg->model;
     int64_t width = latent ? c->mla_nope + c->mla_rope : c->head_dim, values = latent ? c->mla_v : c->head_dim;
     int64_t keys = latent ? c->heads : c->kv_heads, batch = cfg->train.micro_batch, seq = cfg->train.seq;
-    struct attention_facts f = {.q = tensor_4d(NULL, d->real, batch, seq, c->heads, width),
+    /* With parallel.cp queries are those of a part; all ranks but the first see more keys. */
+    struct attention_facts f = {.q = tensor_4d(NULL, d->real, batch, seq / cfg->parallel.cp, c->heads, width),
                                 .k = tensor_4d(NULL, d->real, batch, seq, keys, width),
                                 .v = tensor_4d(NULL, d->real, batch, seq, keys, values),
                                 .widest = max_i64(width, values)};

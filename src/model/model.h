@@ -8,8 +8,6 @@
 #include "model/policy.h"
 #include "plan/plan.h"
 
-enum { MTP_MAX_DEPTHS = 8 };
-
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
 /* What virtual stage v of a rank holds of the model. */

@@ -1,6 +1,7 @@
 /* The stack: from pattern to a graph. Embedding, then joints and cores in turn, then the head; where the model is cut
  * into pipeline stages, the chunks of this rank, each between cuts. Numbers, keys, initial values and random sites are
  * those of the whole model, so none of them depends on where it is cut. */
+#include "layers/context.h"
 #include "layers/unit.h"
 #include "model/model.h"
 
@@ -18,11 +19,27 @@ static int copy_in(const struct step_ctx *c, int use, const void *host)
     return d->vt->copy_in(d, c->t[use].data, host, tensor_bytes(&c->t[use]), c->lane->err);
 }
 
+/* Uses of the batch node. */
+enum { TOKEN, LABEL, POS, DOC, INFO, START, SCALE, SHARE, DOC_LOCAL, NEXT, BATCH_USES = NEXT + 3 * MTP_MAX_DEPTHS };
+static int next_use(int what, int depth) { return NEXT + what * MTP_MAX_DEPTHS + depth; }
+
+/* Ids of the prediction depths, where they cannot be shifted here. */
+static int copy_next(const struct step_ctx *c)
+{
+    const int32_t *const ids[] = {c->run->next_tokens, c->run->next_labels, c->run->next_pos};
+    for (int i = 0; i < countof(ids); i++)
+        for (int k = 0; k < MTP_MAX_DEPTHS; k++) {
+            const struct tensor *t = &c->t[next_use(i, k)];
+            if (t->data != NULL)
+                TRY(copy_in(c, next_use(i, k), ids[i] != NULL ? ids[i] + k * tensor_elems(t) : NULL));
+        }
+    return ST_OK;
+}
+
 static int batch_fwd(const struct step_ctx *c)
 {
-    enum { TOKEN, LABEL, POS, DOC, INFO, START, SCALE, SHARE };
     const struct run_info *r = c->run;
-    const int64_t info[4] = {r->step, r->first_sample, 0, 0};
+    const int64_t info[4] = {r->step, r->first_sample, r->first_pos, 0};
     TRY(copy_in(c, TOKEN, r->tokens));
     TRY(copy_in(c, LABEL, r->labels));
     TRY(copy_in(c, POS, r->pos));
@@ -35,7 +52,9 @@ static int batch_fwd(const struct step_ctx *c)
     for (int64_t k = 1; c->t[SCALE].data != NULL && k < c->t[SCALE].dim[0]; k++)
         scale[k] = r->mtp_scale[k - 1];
     TRY(copy_in(c, SCALE, scale));
-    return copy_in(c, SHARE, &r->mb_share);
+    TRY(copy_in(c, SHARE, &r->mb_share));
+    TRY(copy_in(c, DOC_LOCAL, r->doc_local));
+    return copy_next(c);
 }
 
 /* Something is drawn at random in training: dropout, or a layer of the pattern by itself. */
@@ -47,6 +66,45 @@ static bool draws(const struct config *c)
     for (int i = 0; i < n; i++)
         any |= cores[i]->draws != NULL && core_in(cores[i], c->model.pattern) && cores[i]->draws(c);
     return any;
+}
+
+static slot_id depth_slot(struct graph *g, const char *name, int depth, struct tensor shape)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%s%d", name, depth);
+    return graph_slot(g, text, shape);
+}
+
+/* What only a rank with a part of every sequence is given. */
+static void declare_part_inputs(struct build *b, int64_t depths)
+{
+    struct graph *g = b->g;
+    struct tensor ids = tensor_1d(NULL, DT_I32, b->rows);
+    bool divided = context_divides(b), head = mesh_is_last(b->mesh, b->mesh->vpp - 1);
+    b->in.doc_local = divided && b->in.doc_start != NO_SLOT ? graph_slot(g, "doc_local", ids) : NO_SLOT;
+    for (int k = 0; k < MTP_MAX_DEPTHS; k++) {
+        bool ahead = divided && head && k < depths;
+        b->in.next_token[k] = ahead ? depth_slot(g, "next_token", k, ids) : NO_SLOT;
+        b->in.next_label[k] = ahead ? depth_slot(g, "next_label", k, ids) : NO_SLOT;
+        b->in.next_pos[k] = ahead ? depth_slot(g, "next_pos", k, ids) : NO_SLOT;
+    }
+}
+
+static void declare_batch_node(struct build *b)
+{
+    const struct batch_slots *in = &b->in;
+    struct use use[BATCH_USES] = {
+        [TOKEN] = WRITES(in->token),   [LABEL] = WRITES(in->label),    [POS] = WRITES(in->pos),
+        [DOC] = WRITES(in->doc_start), [INFO] = WRITES(in->info),      [START] = WRITES(in->start),
+        [SCALE] = WRITES(in->scale),   [SHARE] = WRITES(in->mb_share), [DOC_LOCAL] = WRITES(in->doc_local)};
+    for (int k = 0; k < MTP_MAX_DEPTHS; k++) {
+        use[next_use(0, k)] = (struct use)WRITES(in->next_token[k]);
+        use[next_use(1, k)] = (struct use)WRITES(in->next_label[k]);
+        use[next_use(2, k)] = (struct use)WRITES(in->next_pos[k]);
+    }
+    int n = graph_node(b->g, "batch", LANE_COPY, NULL);
+    graph_phase(b->g, n, PH_FWD, batch_fwd, use, BATCH_USES);
+    graph_host(b->g, n);
 }
 
 static void declare_batch(struct build *b, int64_t depths)
@@ -65,11 +123,10 @@ static void declare_batch(struct build *b, int64_t depths)
     b->in.mb_share = training(b) ? graph_slot(g, "mb_share", tensor_1d(NULL, DT_F64, 1)) : NO_SLOT;
     b->in.loss = decode || !head ? NO_SLOT : build_state(b, "loss", tensor_1d(NULL, DT_F64, 2));
     graph_sum(g, b->in.loss);
-    int n = graph_node(g, "batch", LANE_COPY, NULL);
-    GRAPH_PHASE(g, n, PH_FWD, batch_fwd, WRITES(b->in.token), WRITES(b->in.label), WRITES(b->in.pos),
-                WRITES(b->in.doc_start), WRITES(b->in.info), WRITES(b->in.start), WRITES(b->in.scale),
-                WRITES(b->in.mb_share));
-    graph_host(g, n);
+    declare_part_inputs(b, depths);
+    declare_batch_node(b);
+    if (b->in.doc_local == NO_SLOT)
+        b->in.doc_local = b->in.doc_start;
 }
 
 /* ---- joints and cores ------------------------------------------------------------------------ */
@@ -272,6 +329,7 @@ static int declare_plan(struct model *m, struct model_plan *mp, const struct mod
         (struct model_plan){.mode = o->mode, .batch = o->batch, .seq = o->seq, .cache_len = o->cache_len, .n_micro = 1};
     graph_init(&mp->g, m->ops);
     mp->built = true;
+    int64_t seq = o->mode == BUILD_DECODE ? o->seq : o->seq / m->mesh.cp;
     struct build b = {.cfg = m->cfg,
                       .dev = m->dev,
                       .ops = m->ops,
@@ -285,8 +343,9 @@ static int declare_plan(struct model *m, struct model_plan *mp, const struct mod
                       .routes = &m->routes,
                       .updates = &m->updates,
                       .batch = o->batch,
-                      .seq = o->seq,
-                      .rows = o->batch * o->seq,
+                      .seq = seq,
+                      .whole_seq = o->seq,
+                      .rows = o->batch * seq,
                       .cache_len = o->cache_len,
                       .n_layers = m->pattern.n_layers,
                       .n_depths = m->pattern.n_mtp_depths,
@@ -313,6 +372,8 @@ static int check_on_whole(const struct model *m, const struct model_plan_opts *o
     struct model whole;
     struct model_plan plan = {0};
     int st = model_init(&whole, m->cfg, m->dev, e);
+    whole.mesh.cp = m->mesh.cp; /* it brings slots of its own */
+    whole.mesh.cp_rank = m->mesh.cp_rank;
     if (st == ST_OK)
         st = declare_plan(&whole, &plan, o, e);
     for (int i = 0; st == ST_OK && i < whole.policy.n_words; i++)

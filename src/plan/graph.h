@@ -69,7 +69,11 @@ struct run_info {
     const double *mtp_scale; /* the same for each multi-token-prediction depth, if there are any */
     double mb_share;         /* 1 / microbatches of the step */
     const int32_t *tokens, *labels, *pos, *doc_start; /* host, one microbatch */
-    const double *hyper;                              /* 8 values for the update: see ops/adamw */
+    /* Where ranks divide sequences: place of the first token in its sequence, documents counted from there, and the ids
+     * of prediction depths (struct batch_part). */
+    int64_t first_pos;
+    const int32_t *doc_local, *next_tokens, *next_labels, *next_pos;
+    const double *hyper; /* 8 values for the update: see ops/adamw */
 };
 
 struct step_ctx {

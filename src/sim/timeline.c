@@ -249,7 +249,7 @@ static int open_ranks(struct timeline *tl, struct err *e)
     TRY(half_open(&tl->train, tl->n, e));
     TRY(half_open(&tl->update, tl->n, e));
     for (int r = 0; r < tl->n; r++)
-        TRY(plan_rank(tl, r, tl->column ? r * first.mesh.dp : r, e));
+        TRY(plan_rank(tl, r, tl->column ? r * first.mesh.stage : r, e));
     return ST_OK;
 }
 

@@ -67,7 +67,7 @@ double machine_exchange(const struct machine *m, int ranks, double bytes)
 
 static double message_seconds(const struct machine *m, const struct mesh *mesh, bool forward, double bytes)
 {
-    int other = (mesh->rank + (forward ? mesh->dp : mesh->world - mesh->dp)) % mesh->world;
+    int other = (mesh->rank + (forward ? mesh->stage : mesh->world - mesh->stage)) % mesh->world;
     bool here = other / m->gpus == mesh->rank / m->gpus;
     return bytes / (here ? m->inner : m->link);
 }
@@ -79,8 +79,8 @@ static double unit_seconds(const struct step_cost *c, const struct node *node, c
 {
     const struct mesh *mesh = &c->t->model.mesh;
     const struct unit_exchange *x = node->self;
-    struct near n = x->experts ? near_of(c->m, mesh->rank, mesh->edp_rank, mesh->edp, mesh->ep)
-                               : near_of(c->m, mesh->rank, mesh->dp_rank, mesh->dp, 1);
+    struct copies who = mesh_group(mesh, x->group);
+    struct near n = near_of(c->m, mesh->rank, who.rank, who.n, who.stride);
     return exchange_seconds(c->m, n, ph->bytes) * (x->collect ? 2 : 1);
 }
 
@@ -187,14 +187,14 @@ double step_seconds(const void *ctx, const struct plan *p, int step)
     switch (step_kind(p, step)) {
     case KIND_DISPATCH:
     case KIND_COMBINE: /* a GPU's counts are not looked at: whole buffers travel */
-        return exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->ep_rank, mesh->ep, 1),
+        return exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->ep_rank, mesh->ep, mesh->etp),
                                 ph->bytes * (c->t->dev.kind == DEV_CUDA ? 1 : fill_share(c, p, ph)));
     case KIND_CUT: /* the sender's lane is busy; the receiver waits for the first byte */
         return out != backward ? message_seconds(c->m, mesh, out, ph->bytes) : c->m->link_delay;
     case KIND_REDUCE:
     case KIND_GATHER:
         if (n->role == ROLE_NONE && step_kind(p, step) == KIND_GATHER) /* weights with codes */
-            return exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->dp_rank, mesh->dp, 1), ph->bytes);
+            return exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->stage_rank, mesh->stage, 1), ph->bytes);
         if (n->role == ROLE_NONE) /* both ends of a pipeline */
             return 2 * c->m->link_delay + ph->bytes / c->m->link;
         return n->per_step && !(n->role == ROLE_GATHER ? c->first_mb : c->last_mb) ? 0 : unit_seconds(c, n, ph);

@@ -12,10 +12,9 @@ void timeline_print(const struct timeline *tl, struct buf *out)
 {
     const struct mesh *m = &tl->rank[0].t.model.mesh;
     double total = tl->seconds;
-    buf_addf(out,
-             "%d ranks: %d stages of %d chunks, %d data-parallel ranks each, experts over %d; %lld microbatches of "
-             "%lld x %lld\n",
-             m->world, m->pp, m->vpp, m->dp, m->ep, (long long)tl->rank[0].t.n_micro,
+    char mesh[160];
+    buf_addf(out, "%d ranks: %s; stages of %d chunks; %lld microbatches of %lld x %lld\n", m->world,
+             mesh_text(m, mesh, sizeof mesh), m->vpp, (long long)tl->rank[0].t.n_micro,
              (long long)tl->cfg->train.micro_batch, (long long)tl->cfg->train.seq);
     machine_print(&tl->machine, tl->times != NULL, out);
     buf_addf(
@@ -190,10 +189,11 @@ static void draw_head(const struct sheet *s)
         [CFG_OVERLAP_NONE] = "no overlap", [CFG_OVERLAP_EP] = "overlap ep", [CFG_OVERLAP_DW] = "overlap dw"};
     buf_addf(s->out,
              "<text x=\"%d\" y=\"22\" style=\"font-size:15px;font-weight:600\">%s: one step of %d ranks, %.2f ms; PP%d "
-             "x VPP%d, DP%d, EP%d, %lld microbatches, %s%s%s</text>\n",
+             "x VPP%d, TP%d, CP%d, DP%d, EP%d, %lld microbatches, %s%s%s</text>\n",
              LEFT, tl->times != NULL ? "Measured computing, predicted links" : "Predicted", m->world, tl->seconds * 1e3,
-             m->pp, m->vpp, m->dp, m->ep, (long long)tl->rank[0].t.n_micro, overlaps[tl->cfg->parallel.overlap],
-             tl->cfg->plan.delay_dw ? ", delayed dW" : "", tl->column ? "; one rank of each stage" : "");
+             m->pp, m->vpp, m->tp, m->cp, m->dp, m->ep, (long long)tl->rank[0].t.n_micro,
+             overlaps[tl->cfg->parallel.overlap], tl->cfg->plan.delay_dw ? ", delayed dW" : "",
+             tl->column ? "; one rank of each stage" : "");
     buf_addf(s->out,
              "<text class=\"small\" x=\"%d\" y=\"42\">assumed: %.3g GB/s and %.3g us to other machines, %.3g GB/s "
              "within a machine of %d, even routing, +%.0f %% computing beside a busy link</text>\n",

@@ -57,7 +57,7 @@ void facts_machine(const struct trainer *t, struct buf *out)
 {
     struct utsname host;
     struct sysinfo ram;
-    char text[32];
+    char text[32], mesh[160];
     buf_addf(out, "braid    %s\n", version_text());
     if (uname(&host) == 0)
         buf_addf(out, "host     %s, %s %s, %s\n", host.nodename, host.sysname, host.release, host.machine);
@@ -66,8 +66,7 @@ void facts_machine(const struct trainer *t, struct buf *out)
                  human_bytes((double)ram.totalram * ram.mem_unit, text, sizeof text));
     buf_addf(out, "device   %s\n", t->dev.name);
     if (t->model.mesh.world > 1)
-        buf_addf(out, "ranks    %d: %d data-parallel, %d pipeline stages, experts over %d\n", t->model.mesh.world,
-                 t->model.mesh.dp, t->model.mesh.pp, t->model.mesh.ep);
+        buf_addf(out, "ranks    %d: %s\n", t->model.mesh.world, mesh_text(&t->model.mesh, mesh, sizeof mesh));
     buf_addf(out, "memory   %s planned and allocated%s\n", human_bytes((double)facts_memory(t), text, sizeof text),
              t->model.mesh.world > 1 ? " on this rank" : "");
     for (int a = 0; a < ARENA_COUNT; a++)

@@ -9,6 +9,9 @@ int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e)
     *s = (struct mesh_sizes){.pp = (int)c->pp,
                              .vpp = (int)c->vpp,
                              .ep = (int)c->ep,
+                             .tp = (int)c->tp,
+                             .cp = (int)c->cp,
+                             .etp = (int)c->etp,
                              .first_layers = (int)c->first_layers,
                              .last_layers = (int)c->last_layers,
                              .zero = (int)c->zero};

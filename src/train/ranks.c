@@ -58,8 +58,8 @@ static int exchange_names(struct trainer *t, struct ranks *r, struct err *e)
     TRY(describe_metrics(&t->model, own, e));
     if (mesh->rank == 0)
         for (int p = 1; p < mesh->pp; p++)
-            TRY(recv_metrics(mesh->all, p * mesh->dp, &r->stage[p], e));
-    else if (mesh->dp_rank == 0) {
+            TRY(recv_metrics(mesh->all, p * mesh->stage, &r->stage[p], e));
+    else if (mesh->stage_rank == 0) {
         TRY(comm_host_send(mesh->all, "metrics", &own->n, (int64_t)sizeof own->n, 0, e));
         TRY(comm_host_send(mesh->all, "metrics", own->name, own->n * (int64_t)sizeof *own->name, 0, e));
     }
@@ -103,7 +103,7 @@ void ranks_close(struct ranks *r)
 /* ---- each step ------------------------------------------------------------------------------- */
 
 /* Every rank hears of all, since one that cannot read its data ends the run on all of them; those of a stage share a
- * batch. */
+ * batch, and the ranks that divide samples between them have read the same ones. */
 int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, int st, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
@@ -130,7 +130,7 @@ int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, int st, struct e
     for (int k = 0; k < n; k++) {
         counts[k] = 0;
         for (int d = 0; d < mesh->dp; d++)
-            counts[k] += all[mesh->pp_rank * mesh->dp + d].counts[k];
+            counts[k] += all[mesh_rank_at(mesh, mesh->pp_rank, d, 0, 0)].counts[k];
     }
     return ST_OK;
 }
@@ -218,12 +218,13 @@ static int gather_stage(struct trainer *t, int p, struct err *e)
     const struct stage_metrics *s = &r->stage[p];
     for (int64_t k = 0; k < s->values; k++)
         r->sum[k] = p == 0 ? r->mine[k] : 0;
-    for (int d = p == 0 ? 1 : 0; d < mesh->dp; d++) {
-        TRY(comm_host_recv(mesh->all, "metrics", r->other, s->values * (int64_t)sizeof(double), p * mesh->dp + d, e));
+    for (int d = p == 0 ? 1 : 0; d < mesh->stage; d++) {
+        TRY(comm_host_recv(mesh->all, "metrics", r->other, s->values * (int64_t)sizeof(double), p * mesh->stage + d,
+                           e));
         for (int64_t k = 0; k < s->values; k++)
             r->sum[k] += r->other[k];
     }
-    log_values(t, s, r->sum, 1.0 / (double)(t->n_micro * mesh->dp));
+    log_values(t, s, r->sum, 1.0 / (double)(t->n_micro * mesh->stage));
     return ST_OK;
 }
 

@@ -3,7 +3,10 @@
 
 #include <stdlib.h>
 
-static bool holds_all(const struct model *m) { return m->mesh.pp == 1 && m->mesh.ep == 1; }
+static bool holds_all(const struct model *m)
+{
+    return m->mesh.pp == 1 && m->mesh.ep == 1 && m->mesh.etp == 1 && m->mesh.tp == 1;
+}
 
 /* The same model on one rank, on paper: nothing is allocated for it. */
 static int make_paper(struct full_table *f, const struct model *m, struct err *e)

@@ -30,7 +30,7 @@ static struct extent extent_of(const struct model *m, int k, enum what what)
     const struct param_entry *row = &m->params.list[k];
     const struct mesh *mesh = &m->mesh;
     int64_t slice = slice_first(&row->p);
-    bool copy = row->p.expert ? mesh->edp_rank > 0 : mesh->dp_rank > 0; /* of what another rank answers for */
+    bool copy = mesh_copy_rank(mesh, &row->p) > 0; /* of what another rank answers for */
     bool far_end = row->p.shared_ends && mesh->pp_rank > 0;
     /* Experts live on every rank of ep_comm, each a slice; what is whole on all of them is answered for by one. Where a
      * rank updates a piece it answers for that: its copy of the others' pieces is renewed by the next step. */

@@ -51,11 +51,16 @@ static struct run_info run_of(const struct trainer *t, int64_t k)
                              .last_mb = k == t->n_micro - 1,
                              .scale = t->scale[0],
                              .mtp_scale = t->scale + 1,
-                             .mb_share = 1.0 / (double)(t->n_micro * t->model.mesh.dp),
-                             .tokens = b->tokens,
-                             .labels = b->labels,
-                             .pos = b->pos,
-                             .doc_start = b->doc_start};
+                             .mb_share = 1.0 / (double)(t->n_micro * t->model.mesh.dp * t->model.mesh.cp),
+                             .tokens = b->part.tokens,
+                             .labels = b->part.labels,
+                             .pos = b->part.pos,
+                             .doc_start = b->part.doc_start,
+                             .first_pos = b->part.first,
+                             .doc_local = b->part.doc_local,
+                             .next_tokens = b->part.next_tokens,
+                             .next_labels = b->part.next_labels,
+                             .next_pos = b->part.next_pos};
 }
 
 /* One by one, or, where their parts alternate in one plan, all in one run. */
@@ -158,12 +163,12 @@ static int name_culprit(struct trainer *t, struct err *e)
     return st;
 }
 
-/* Sum of a loss on this rank; 0 where another stage has the head. */
+/* Sum of a loss on this rank; 0 where another stage has the head, or another rank of tensor parallelism reports it. */
 static int read_loss(struct trainer *t, slot_id slot, double *out, struct err *e)
 {
     double loss[2] = {0};
     struct tensor at = model_slot(&t->model, &t->train, slot);
-    if (slot != NO_SLOT)
+    if (slot != NO_SLOT && t->model.mesh.tp_rank == 0)
         TRY(t->dev.vt->copy_out(&t->dev, loss, at.data, sizeof loss, e));
     *out = loss[0];
     return ST_OK;
@@ -258,11 +263,12 @@ static void blank_batch(struct batch *b)
         b->labels[i] = -1;
         b->pos[i] = (int32_t)(i % b->seq);
     }
+    batch_cut(b);
 }
 
 static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct err *why, struct err *e)
 {
-    int64_t rows = t->cfg->train.micro_batch * t->cfg->train.seq, bytes;
+    int64_t rows = t->eval_batch.rows * t->eval_batch.part.seq, bytes;
     struct batch_opts o = t->batch_opts;
     o.global_batch = o.micro_batch;
     o.dp_rank = 0;
@@ -273,13 +279,15 @@ static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct
         blank_batch(&t->eval_batch);
         *why = unread;
     }
-    const struct batch *b = &t->eval_batch;
+    const struct batch_part *b = &t->eval_batch.part;
     struct run_info run = {.step = t->step,
                            .first_mb = true,
                            .tokens = b->tokens,
                            .labels = b->labels,
                            .pos = b->pos,
-                           .doc_start = b->doc_start};
+                           .doc_start = b->doc_start,
+                           .first_pos = b->first,
+                           .doc_local = b->doc_local};
     bool fit = false;
     for (int tries = 0; !fit; tries++) {
         TRY(exec_run(&t->exec, &t->eval.p, &run, e));
@@ -295,7 +303,7 @@ static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct
     if (!counted && why->code == ST_OK)
         *why = unknown;
     int64_t labels = 0;
-    count_labels(b->labels, NULL, rows, t->cfg->train.seq, 0, &labels);
+    count_labels(b->labels, NULL, rows, b->seq, 0, &labels);
     *out = (struct eval_batch){.loss = sum[0], .labels = (double)labels, .bytes = counted ? (double)bytes : NAN};
     return ST_OK;
 }
@@ -324,7 +332,7 @@ int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
     int64_t n = eval_batches(t), share = ceil_div(n, mesh->dp);
-    int last = (mesh->pp - 1) * mesh->dp, st; /* first rank of the stage with the head */
+    int last = mesh->pp - 1, st; /* the stage with the head */
     struct eval_batch *mine = NULL, *all = NULL, sum = {0};
     TRY_OUT(mem_array((void **)&mine, (size_t)share, sizeof *mine, e));
     TRY_OUT(mem_array((void **)&all, (size_t)(share * mesh->world), sizeof *all, e));
@@ -332,8 +340,10 @@ int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e)
     TRY_OUT(trainer_refresh(t, e));
     TRY_OUT(eval_share(t, n, share, mine, &r->why, e));
     TRY_OUT(ranks_collect(t, "evaluation", mine, share * (int64_t)sizeof *mine, all, e));
-    for (int64_t k = 0; k < n; k++) {
-        const struct eval_batch *b = &all[(last + k % mesh->dp) * share + k / mesh->dp];
+    for (int64_t i = 0; i < n * mesh->cp; i++) { /* of batch k, each rank of parallel.cp has a part */
+        int64_t k = i / mesh->cp;
+        int rank = mesh_rank_at(mesh, last, (int)(k % mesh->dp), (int)(i % mesh->cp), 0);
+        const struct eval_batch *b = &all[rank * share + k / mesh->dp];
         sum.loss += b->loss;
         sum.labels += b->labels;
         sum.bytes += b->bytes;

@@ -16,7 +16,7 @@ struct rank_place {
     int gpu;             /* beyond gpu.index */
 };
 struct rank_place place_alone(void);
-/* Sizes from parallel.pp, vpp and ep; virtual stages from the pattern where they are not given. */
+/* Sizes from the options of [parallel]; virtual stages from the pattern where they are not given. */
 int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e);
 /* Opens the groups; on one machine its ranks share cores and take a GPU each. Every rank of w calls it. */
 int place_open(struct rank_place *p, const struct config *cfg, struct world *w, int local_rank, int local_ranks,

@@ -103,6 +103,9 @@ static int open_data(struct trainer *t, struct err *e)
                                         .global_batch = c->train.global_batch,
                                         .dp_rank = t->model.mesh.dp_rank,
                                         .dp_size = t->model.mesh.dp,
+                                        .parts = t->model.mesh.cp,
+                                        .part = t->model.mesh.cp_rank,
+                                        .depths = t->train.n_mtp,
                                         .eod = t->tok.eod,
                                         .eod_mask = c->data.eod_mask,
                                         .eod_mask_loss = c->data.eod_mask,
@@ -116,6 +119,7 @@ static int open_data(struct trainer *t, struct err *e)
     if (dataset_has_text(t->valid_data))
         TRY(tokenizer_fits(c, &t->tok, e));
     TRY(batch_alloc(&t->eval_batch, c->train.micro_batch, c->train.seq, e));
+    TRY(batch_divide(&t->eval_batch, t->model.mesh.cp, t->model.mesh.cp_rank, 0, e));
     t->has_eval = true;
     return ST_OK;
 }

@@ -14,6 +14,7 @@ struct plain {
     bool ran;
     struct param_table params;
     double **moment, **value; /* [param], whole */
+    double *weight;           /* [param]: of differences of moments; see weigh_moments */
     double loss[VERIFY_STEPS], norm[VERIFY_STEPS];
 };
 
@@ -69,12 +70,12 @@ static int set_options(struct config *c, const char *options, struct err *e)
 
 static int variant_config(struct config *c, const struct verify *v, const struct verify_case *variant, struct err *e)
 {
-    char number[3][16];
-    const int value[3] = {variant->pp, variant->vpp, variant->ep};
-    static const char *const name[3] = {"parallel.pp", "parallel.vpp", "parallel.ep"};
+    char number[4][16];
+    const int value[] = {variant->pp, variant->vpp, variant->ep, verify_cp(variant)};
+    static const char *const name[] = {"parallel.pp", "parallel.vpp", "parallel.ep", "parallel.cp"};
     TRY(config_init(c, e));
     TRY(verify_copy(c, &v->cfg, e));
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < countof(value); i++) {
         snprintf(number[i], sizeof number[i], "%d", value[i]);
         TRY(config_set(c, name[i], number[i], NULL, e));
     }
@@ -111,6 +112,24 @@ static int keep_moments(struct plain *v, const struct trainer *t, struct err *e)
     return ST_OK;
 }
 
+/* A gradient that is zero but for rounding (hyper-connections of streams that are still equal) has no digits to
+ * compare:
+ * what is smaller than a millionth of the largest gradient is compared on that scale. */
+static int weigh_moments(struct plain *v, struct err *e)
+{
+    double most = 0, *largest;
+    TRY(mem_array((void **)&v->weight, (size_t)v->params.n, sizeof *largest, e));
+    largest = v->weight;
+    for (int k = 0; k < v->params.n; k++) {
+        for (int64_t i = 0, n = param_elems(&v->params.list[k].p); v->moment[k] != NULL && i < n; i++)
+            largest[k] = fmax(largest[k], fabs(v->moment[k][i]));
+        most = fmax(most, largest[k]);
+    }
+    for (int k = 0; k < v->params.n; k++)
+        v->weight[k] = largest[k] >= 1e-6 * most ? 1 : fmax(largest[k], 1e-300) / (1e-6 * most);
+    return ST_OK;
+}
+
 static int run_plain(struct plain *v, const struct config *cfg, struct trainer *t, struct err *e)
 {
     TRY(trainer_open(t, cfg, NULL, true, e));
@@ -121,8 +140,10 @@ static int run_plain(struct plain *v, const struct config *cfg, struct trainer *
         TRY(trainer_step(t, &r, e));
         v->loss[s] = r.loss;
         v->norm[s] = r.grad_norm;
-        if (s == 0)
+        if (s == 0) {
             TRY(keep_moments(v, t, e));
+            TRY(weigh_moments(v, e));
+        }
     }
     for (int k = 0; k < t->model.params.n; k++) {
         struct tensor p = model_param(&t->model, k);
@@ -183,6 +204,7 @@ static void plain_release(struct plain *p)
     }
     free(p->moment);
     free(p->value);
+    free(p->weight);
     param_table_release(&p->params);
 }
 
@@ -250,7 +272,8 @@ static void compare_params(struct rank_run *run, const struct trainer *t, bool m
             note(f, &f->param, difference(&x, v->value[at], n, first + model_param_kept(&t->model, k).first), p->key);
         } else if (param_trained(p)) {
             struct tensor m = optim_state(&t->model, k, 0);
-            note(f, &f->grad, difference(&m, v->moment[at], n, first + shard_updated(&t->model, k).first), p->key);
+            double d = difference(&m, v->moment[at], n, first + shard_updated(&t->model, k).first);
+            note(f, &f->grad, d * v->weight[at], p->key);
         }
     }
 }
@@ -327,7 +350,7 @@ int verify_run(struct verify *v, const struct verify_case *variant, const struct
     *row = (struct verify_row){.variant = variant};
     if (variant->ranks > countof(run.found))
         return err_set(e, ST_INTERNAL, "%d ranks are more than %d", variant->ranks, countof(run.found));
-    TRY(plain_for(v, variant->ranks / variant->pp, &run.plain, e));
+    TRY(plain_for(v, variant->ranks / (variant->pp * verify_cp(variant)), &run.plain, e));
     int st = world_threads(&o, run_rank, &run, &why);
     row->seconds = time_now() - begin;
     if (st == ST_USAGE) {

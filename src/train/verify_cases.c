@@ -6,36 +6,45 @@
 #include <string.h>
 
 static const struct verify_case cases[] = {
-    {"weight gradients delayed", 1, 1, 1, 1, "plan.delay_dw=on"},
-    {"everything recomputed", 1, 1, 1, 1, "plan.recompute=full"},
-    {"lanes in random order, memory poisoned", 1, 1, 1, 1, "plan.random_lanes=7 plan.poison=on"},
-    {"2 virtual stages on one rank", 1, 1, 2, 1, ""},
-    {"4 virtual stages on one rank", 1, 1, 4, 1, ""},
-    {"DP2", 2, 1, 1, 1, ""},
-    {"DP4", 4, 1, 1, 1, ""},
-    {"DP4, zero 0", 4, 1, 1, 1, "parallel.zero=0"},
-    {"DP2, zero 2", 2, 1, 1, 1, "parallel.zero=2"},
-    {"DP2, zero 3", 2, 1, 1, 1, "parallel.zero=3"},
-    {"DP4, zero 3, lanes in random order, poisoned", 4, 1, 1, 1, "parallel.zero=3 plan.random_lanes=5 plan.poison=on"},
-    {"DP8, zero 3", 8, 1, 1, 1, "parallel.zero=3"},
-    {"PP2", 2, 2, 1, 1, ""},
-    {"PP4", 4, 4, 1, 1, ""},
-    {"PP2 x VPP2", 2, 2, 2, 1, ""},
-    {"PP2 x VPP2, delayed, recomputed", 2, 2, 2, 1, "plan.delay_dw=on plan.recompute=full"},
-    {"DP2 x PP2", 4, 2, 1, 1, ""},
-    {"DP2 x PP2, zero 2", 4, 2, 1, 1, "parallel.zero=2"},
-    {"EP2", 2, 1, 1, 2, ""},
-    {"EP4", 4, 1, 1, 4, ""},
-    {"DP2 x EP2", 4, 1, 1, 2, ""},
-    {"DP2 x EP2, zero 2", 4, 1, 1, 2, "parallel.zero=2"},
-    {"DP2 x EP2, zero 3", 4, 1, 1, 2, "parallel.zero=3"},
-    {"EP4, buffers that overflow", 4, 1, 1, 4, "parallel.ep_capacity=0.3"},
-    {"EP2, overlap", 2, 1, 1, 2, "parallel.overlap=ep"},
-    {"EP2, overlap, weight gradients delayed", 2, 1, 1, 2, "parallel.overlap=ep plan.delay_dw=on"},
-    {"EP2, weight gradients under the backward pass", 2, 1, 1, 2, "parallel.overlap=dw"},
-    {"PP2 x EP2", 4, 2, 1, 2, ""},
-    {"PP2 x VPP2 x EP2, overlap", 4, 2, 2, 2, "parallel.overlap=ep"},
-    {"PP2 x VPP2 x EP2, overlap, delayed", 4, 2, 2, 2, "parallel.overlap=ep plan.delay_dw=on"},
+    {"weight gradients delayed", 1, 1, 1, 1, .options = "plan.delay_dw=on"},
+    {"everything recomputed", 1, 1, 1, 1, .options = "plan.recompute=full"},
+    {"lanes in random order, memory poisoned", 1, 1, 1, 1, .options = "plan.random_lanes=7 plan.poison=on"},
+    {"2 virtual stages on one rank", 1, 1, 2, 1, .options = ""},
+    {"4 virtual stages on one rank", 1, 1, 4, 1, .options = ""},
+    {"DP2", 2, 1, 1, 1, .options = ""},
+    {"DP4", 4, 1, 1, 1, .options = ""},
+    {"DP4, zero 0", 4, 1, 1, 1, .options = "parallel.zero=0"},
+    {"DP2, zero 2", 2, 1, 1, 1, .options = "parallel.zero=2"},
+    {"DP2, zero 3", 2, 1, 1, 1, .options = "parallel.zero=3"},
+    {"DP4, zero 3, lanes in random order, poisoned", 4, 1, 1, 1,
+     .options = "parallel.zero=3 plan.random_lanes=5 plan.poison=on"},
+    {"DP8, zero 3", 8, 1, 1, 1, .options = "parallel.zero=3"},
+    {"PP2", 2, 2, 1, 1, .options = ""},
+    {"PP4", 4, 4, 1, 1, .options = ""},
+    {"PP2 x VPP2", 2, 2, 2, 1, .options = ""},
+    {"PP2 x VPP2, delayed, recomputed", 2, 2, 2, 1, .options = "plan.delay_dw=on plan.recompute=full"},
+    {"DP2 x PP2", 4, 2, 1, 1, .options = ""},
+    {"DP2 x PP2, zero 2", 4, 2, 1, 1, .options = "parallel.zero=2"},
+    {"EP2", 2, 1, 1, 2, .options = ""},
+    {"EP4", 4, 1, 1, 4, .options = ""},
+    {"DP2 x EP2", 4, 1, 1, 2, .options = ""},
+    {"DP2 x EP2, zero 2", 4, 1, 1, 2, .options = "parallel.zero=2"},
+    {"DP2 x EP2, zero 3", 4, 1, 1, 2, .options = "parallel.zero=3"},
+    {"EP4, buffers that overflow", 4, 1, 1, 4, .options = "parallel.ep_capacity=0.3"},
+    {"EP2, overlap", 2, 1, 1, 2, .options = "parallel.overlap=ep"},
+    {"EP2, overlap, weight gradients delayed", 2, 1, 1, 2, .options = "parallel.overlap=ep plan.delay_dw=on"},
+    {"EP2, weight gradients under the backward pass", 2, 1, 1, 2, .options = "parallel.overlap=dw"},
+    {"PP2 x EP2", 4, 2, 1, 2, .options = ""},
+    {"PP2 x VPP2 x EP2, overlap", 4, 2, 2, 2, .options = "parallel.overlap=ep"},
+    {"PP2 x VPP2 x EP2, overlap, delayed", 4, 2, 2, 2, .options = "parallel.overlap=ep plan.delay_dw=on"},
+    {"CP2", 2, 1, 1, 1, .options = "", .cp = 2},
+    {"CP4", 4, 1, 1, 1, .options = "", .cp = 4},
+    {"CP2, recomputed, lanes in random order, poisoned", 2, 1, 1, 1,
+     .options = "plan.recompute=full plan.random_lanes=3 plan.poison=on", .cp = 2},
+    {"DP2 x CP2, zero 3", 4, 1, 1, 1, .options = "parallel.zero=3", .cp = 2},
+    {"CP2 x PP2", 4, 2, 1, 1, .options = "", .cp = 2},
+    {"CP2 x EP4, overlap", 4, 1, 1, 4, .options = "parallel.overlap=ep", .cp = 2},
+    {"CP4 x EP2, zero 2", 4, 1, 1, 2, .options = "parallel.zero=2", .cp = 4},
 };
 
 const struct verify_case *verify_cases(int *n)
@@ -44,39 +53,54 @@ const struct verify_case *verify_cases(int *n)
     return cases;
 }
 
-bool verify_applies(const struct config *small, const struct verify_case *variant)
+/* Does the pattern have layers with experts; do all its layers work on a part of a sequence? */
+static void traits(const struct config *small, bool *experts, bool *parts)
 {
     int n;
     const struct core_kind *const *cores = core_kinds(&n);
-    bool experts = false;
-    for (int i = 0; i < n; i++)
-        experts |= cores[i]->has_experts && core_in(cores[i], small->model.pattern);
-    return experts || variant->ep == 1;
+    *experts = false;
+    *parts = true;
+    for (int i = 0; i < n; i++) {
+        bool here = core_in(cores[i], small->model.pattern);
+        *experts |= here && cores[i]->has_experts;
+        *parts &= !here || cores[i]->divides_sequence;
+    }
+}
+
+bool verify_applies(const struct config *small, const struct verify_case *variant)
+{
+    bool experts, parts;
+    traits(small, &experts, &parts);
+    return (experts || variant->ep == 1) && (parts || verify_cp(variant) == 1);
 }
 
 /* ---- combinations ---------------------------------------------------------------------------- */
 
-enum factor { PP, VPP, EP, COPIES, ZERO, OVERLAP, DELAY, RECOMPUTE, FACTORS };
+enum factor { PP, CP, VPP, EP, COPIES, ZERO, OVERLAP, DELAY, RECOMPUTE, FACTORS };
 enum { MOST_RANKS = 8, MOST_VALUES = 4 };
 struct combination {
     int value[FACTORS]; /* index into values[] */
 };
 static const int n_values[FACTORS] = {
-    [PP] = 3, [VPP] = 2, [EP] = 3, [COPIES] = 4, [ZERO] = 4, [OVERLAP] = 3, [DELAY] = 2, [RECOMPUTE] = 2};
-static const int numbers[FACTORS][MOST_VALUES] = {
-    [PP] = {1, 2, 4}, [VPP] = {1, 2}, [EP] = {1, 2, 4}, [COPIES] = {1, 2, 4, 8}, [ZERO] = {0, 1, 2, 3}};
+    [PP] = 3, [CP] = 3, [VPP] = 2, [EP] = 3, [COPIES] = 4, [ZERO] = 4, [OVERLAP] = 3, [DELAY] = 2, [RECOMPUTE] = 2};
+static const int numbers[FACTORS][MOST_VALUES] = {[PP] = {1, 2, 4}, [CP] = {1, 2, 4},        [VPP] = {1, 2},
+                                                  [EP] = {1, 2, 4}, [COPIES] = {1, 2, 4, 8}, [ZERO] = {0, 1, 2, 3}};
 static const char *const overlaps[] = {"none", "ep", "dw"};
 
 static int number(const struct combination *c, enum factor f) { return numbers[f][c->value[f]]; }
-static int dp_of(const struct combination *c) { return number(c, EP) * number(c, COPIES); }
+/* Ranks of a stage; those that share the batch. */
+static int stage_of(const struct combination *c) { return number(c, EP) * number(c, COPIES); }
+static int dp_of(const struct combination *c) { return stage_of(c) / number(c, CP); }
 
 /* What rules or schedules refuse, and what would be another combination under a second name. */
-static bool legal(const struct combination *c, bool experts)
+static bool legal(const struct combination *c, bool experts, bool parts)
 {
-    int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), dp = dp_of(c), micros = VERIFY_BATCH / dp;
-    if (pp * dp > MOST_RANKS || (ep > 1 && !experts) || pp * vpp > 4)
+    int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), stage = stage_of(c);
+    if (pp * stage > MOST_RANKS || (ep > 1 && !experts) || pp * vpp > 4 || stage % number(c, CP) != 0 ||
+        (number(c, CP) > 1 && !parts))
         return false;
-    if ((number(c, ZERO) == 3 && pp > 1) || (number(c, ZERO) != 1 && dp == 1))
+    int micros = VERIFY_BATCH / dp_of(c);
+    if ((number(c, ZERO) == 3 && pp > 1) || (number(c, ZERO) != 1 && stage == 1))
         return false;
     bool overlap = c->value[OVERLAP] > 0, with_ep = c->value[OVERLAP] == 1;
     if ((overlap && ep == 1) || (with_ep && pp > 1 && vpp == 1))
@@ -100,7 +124,7 @@ static int name_case(struct verify_list *l, const struct combination *c, struct 
     int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), copies = number(c, COPIES);
     buf_init(&name, 0);
     buf_init(&options, 0);
-    buf_addf(&name, "PP%d x VPP%d x EP%d x %d, zero %d", pp, vpp, ep, copies, number(c, ZERO));
+    buf_addf(&name, "PP%d x VPP%d x CP%d x EP%d x %d, zero %d", pp, vpp, number(c, CP), ep, copies, number(c, ZERO));
     buf_addf(&name, "%s%s%s%s", c->value[OVERLAP] ? ", overlap " : "",
              c->value[OVERLAP] ? overlaps[c->value[OVERLAP]] : "", c->value[DELAY] ? ", delayed" : "",
              c->value[RECOMPUTE] ? ", recomputed" : "");
@@ -109,7 +133,7 @@ static int name_case(struct verify_list *l, const struct combination *c, struct 
     int st = buf_check(&name, e);
     if (st == ST_OK)
         st = buf_check(&options, e);
-    *out = (struct verify_case){.ranks = pp * ep * copies, .pp = pp, .vpp = vpp, .ep = ep};
+    *out = (struct verify_case){.ranks = pp * ep * copies, .pp = pp, .vpp = vpp, .ep = ep, .cp = number(c, CP)};
     if (st == ST_OK) {
         out->name = arena_strdup(&l->text, name.text);
         out->options = arena_strdup(&l->text, options.text);
@@ -147,12 +171,12 @@ static int add_case(struct verify_list *l, const struct combination *c, struct e
 }
 
 /* The combination with the most new pairs, the first of those; false when none has any. */
-static bool best_case(struct pairs *p, bool experts, struct combination *best)
+static bool best_case(struct pairs *p, bool experts, bool parts, struct combination *best)
 {
     struct combination c = {0};
     int most = 0;
     do {
-        int n = legal(&c, experts) ? new_pairs(p, &c, false) : 0;
+        int n = legal(&c, experts, parts) ? new_pairs(p, &c, false) : 0;
         if (n > most) {
             most = n;
             *best = c;
@@ -163,19 +187,20 @@ static bool best_case(struct pairs *p, bool experts, struct combination *best)
 
 int verify_combinations(struct verify_list *l, const struct config *small, bool all, struct err *e)
 {
-    bool experts = verify_applies(small, &(struct verify_case){.ep = 2});
+    bool experts, parts;
+    traits(small, &experts, &parts);
     struct combination c = {0};
     struct pairs p = {0};
     *l = (struct verify_list){0};
     arena_init(&l->text);
-    while (!all && best_case(&p, experts, &c)) {
+    while (!all && best_case(&p, experts, parts, &c)) {
         new_pairs(&p, &c, true);
         TRY(add_case(l, &c, e));
     }
     if (!all)
         return ST_OK;
     do {
-        if (legal(&c, experts))
+        if (legal(&c, experts, parts))
             TRY(add_case(l, &c, e));
     } while (next(&c));
     return ST_OK;

@@ -24,7 +24,7 @@ ok "help on a section that is a command, too, says so" prints 'braid train --hel
 ok "braid --version" prints '^braid [0-9]' "$BRAID" --version
 
 # ---- advice -------------------------------------------------------------------------------------------------------
-ok "tensor parallelism is not built" fails 2 'there is no tensor parallelism' "$BRAID" train --tensor-model-parallel-size 2
+ok "tensor parallelism is not built" fails 2 'tensor parallelism is not built yet' "$BRAID" train --tensor-model-parallel-size 2
 ok "nor by its short name" fails 2 'tensor parallelism is not built' "$BRAID" train --parallel.tp=2
 ok "a synonym" fails 2 'it is called --train.lr here' "$BRAID" train --train.learning_rate=1
 ok "a synonym of two" fails 2 '--train.micro_batch here, or --train.global_batch' "$BRAID" train --batch_size=1

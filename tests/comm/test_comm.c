@@ -209,6 +209,66 @@ static int body_all_to_all(struct world *w, struct lane *l, struct rank_ctx *c, 
     return ST_OK;
 }
 
+/* Every rank has a vector of 5; in a line those before (or after) it are gathered, and pieces for it are summed. */
+static int line_body(struct world *w, struct lane *l, struct rank_ctx *c, struct err *e)
+{
+    enum { N = 5 };
+    int me = world_rank(w), all = world_size(w);
+    struct comm *line = world_comm(w);
+    double own[N], many[8 * N], sum[N], work[8 * N], next[N];
+    (void)c;
+    for (int i = 0; i < N; i++)
+        own[i] = value(me, i), next[i] = -1;
+    struct tensor mine = tensor_1d(own, DT_F64, N), out = tensor_1d(sum, DT_F64, N), got = tensor_1d(next, DT_F64, N),
+                  room = tensor_1d(work, DT_F64, (all - me) * N);
+    for (int later = 0; later < 2; later++) {
+        int first = later ? me : 0, n = later ? all - me : me + 1;
+        struct tensor x = tensor_1d(many, DT_F64, n * N);
+        TRY(comm_gather_line(line, l, "line", &mine, &x, later));
+        for (int i = 0; i < n * N; i++)
+            CHECK(many[i] == value(first + i / N, i % N));
+    }
+    struct tensor x = tensor_1d(many, DT_F64, (me + 1) * N);
+    for (int i = 0; i < (me + 1) * N; i++)
+        many[i] = value(me, i); /* piece r is for rank r */
+    TRY(comm_sum_line(line, l, "sum", &x, &out, &room));
+    for (int i = 0; i < N; i++) {
+        double want = value(me, me * N + i);
+        for (int r = me + 1; r < all; r++)
+            want += value(r, me * N + i);
+        CHECK(sum[i] == want);
+    }
+    for (int back = 0; back < 2; back++) {
+        int from = me + (back ? 1 : -1);
+        for (int i = 0; i < N; i++)
+            next[i] = -1;
+        TRY(comm_shift(line, l, "shift", &mine, &got, back));
+        for (int i = 0; i < N; i++)
+            CHECK(next[i] == (from >= 0 && from < all ? value(from, i) : -1));
+    }
+    for (int to = 1; to < all; to++) { /* along the line, one after the other */
+        struct tensor none = {0}, state = tensor_1d(sum, DT_F64, N);
+        for (int i = 0; i < N && me == to - 1; i++)
+            sum[i] = to == 1 ? 1 : sum[i] + 1;
+        TRY(comm_hop(line, l, "hop", me == to || me == to - 1 ? &state : &none, to - 1, to));
+        CHECK(me != to || (sum[0] == to && sum[N - 1] == to));
+    }
+    struct tensor odd = tensor_1d(many, DT_F64, all * N + 1);
+    CHECK(comm_gather_line(line, l, "odd", &mine, &odd, false) == ST_INTERNAL);
+    err_clear(e);
+    return ST_OK;
+}
+
+static void a_line_gathers_and_sums_what_lies_before_and_after(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        struct err e = {0};
+        struct rank_ctx c = {.body = line_body};
+        assert_ok(run_ranks(ranks, &c, &e), &e);
+    }
+}
+
 static void rows_travel(void **state)
 {
     (void)state;
@@ -307,24 +367,56 @@ static void groups_are_apart(void **state)
     assert_fails(run_ranks(2, &bad, &e), ST_INTERNAL, &e, "rank 0 counts rank 1 as a member of its group pair");
 }
 
+/* Groups of ranks that divide tokens, weights or experts: absent where nothing is divided. */
+static int check_inner(struct world *w, const struct mesh *m, struct lane *l, struct err *e)
+{
+    int stage = m->pp_rank * m->stage, inner = m->tp * m->cp, block = stage + m->dp_rank * inner;
+    int64_t tp = 0, cp = 0, batch = 0, etp = 0, all = 0;
+    for (int i = 0; i < m->tp; i++)
+        tp += block + m->cp_rank * m->tp + i;
+    for (int i = 0; i < m->cp; i++)
+        cp += block + i * m->tp + m->tp_rank;
+    for (int i = 0; i < inner; i++)
+        batch += block + i;
+    for (int i = 0; i < m->etp; i++)
+        etp += m->rank - m->etp_rank + i;
+    for (int i = 0; i < m->stage; i++)
+        all += stage + i;
+    CHECK((m->tp_comm != NULL) == (m->tp > 1) && (m->cp_comm != NULL) == (m->cp > 1));
+    CHECK((m->batch_comm != NULL) == (inner > 1) && (m->etp_comm != NULL) == (m->etp > 1));
+    TRY(check_sum(w, m->stage_comm, l, all, e));
+    if (m->tp > 1)
+        TRY(check_sum(w, m->tp_comm, l, tp, e));
+    if (m->cp > 1)
+        TRY(check_sum(w, m->cp_comm, l, cp, e));
+    if (inner > 1)
+        TRY(check_sum(w, m->batch_comm, l, batch, e));
+    return m->etp > 1 ? check_sum(w, m->etp_comm, l, etp, e) : ST_OK;
+}
+
 static int body_mesh(struct world *w, struct lane *l, struct rank_ctx *c, struct err *e)
 {
     struct mesh m;
     TRY(mesh_open(&m, &c->sizes, w, e));
-    int r = m.rank, stage = m.pp_rank * m.dp;
-    CHECK(r == m.dp_rank + m.dp * m.pp_rank && m.dp_rank == m.ep_rank + m.ep * m.edp_rank);
-    CHECK(m.dp_comm->size == m.dp && m.ep_comm->size == m.ep && m.edp_comm->size == m.edp && m.pp_comm->size == m.pp);
-    CHECK(m.dp_comm->rank == m.dp_rank && m.ep_comm->rank == m.ep_rank && m.edp_comm->rank == m.edp_rank &&
-          m.pp_comm->rank == m.pp_rank);
+    int r = m.rank, stage = m.pp_rank * m.stage, slices = m.cp * m.dp;
+    CHECK(r == m.stage_rank + m.stage * m.pp_rank && m.stage == m.tp * m.cp * m.dp);
+    CHECK(m.stage_rank == m.tp_rank + m.tp * (m.cp_rank + m.cp * m.dp_rank));
+    CHECK(m.stage_rank == m.etp_rank + m.etp * (m.ep_rank + m.ep * m.edp_rank));
+    CHECK(r == mesh_rank_at(&m, m.pp_rank, m.dp_rank, m.cp_rank, m.tp_rank));
+    CHECK(m.dp_comm->size == slices && m.stage_comm->size == m.stage && m.stage_comm->rank == m.stage_rank &&
+          m.ep_comm->size == m.ep && m.edp_comm->size == m.edp && m.pp_comm->size == m.pp);
+    CHECK(m.dp_comm->rank == m.cp_rank + m.cp * m.dp_rank && m.ep_comm->rank == m.ep_rank &&
+          m.edp_comm->rank == m.edp_rank && m.pp_comm->rank == m.pp_rank);
     int64_t dp = 0, ep = 0, edp = 0, pp = 0;
-    for (int i = 0; i < m.dp; i++)
-        dp += stage + i;
+    for (int i = 0; i < slices; i++)
+        dp += stage + m.tp_rank + i * m.tp;
     for (int i = 0; i < m.ep; i++)
-        ep += stage + m.edp_rank * m.ep + i;
+        ep += stage + m.etp_rank + m.etp * (i + m.ep * m.edp_rank);
     for (int i = 0; i < m.edp; i++)
-        edp += stage + m.ep_rank + i * m.ep;
+        edp += stage + m.etp_rank + m.etp * (m.ep_rank + m.ep * i);
     for (int i = 0; i < m.pp; i++)
-        pp += m.dp_rank + i * m.dp;
+        pp += m.stage_rank + i * m.stage;
+    TRY(check_inner(w, &m, l, e));
     TRY(check_sum(w, m.dp_comm, l, dp, e));
     TRY(check_sum(w, m.ep_comm, l, ep, e));
     TRY(check_sum(w, m.edp_comm, l, edp, e));
@@ -332,7 +424,7 @@ static int body_mesh(struct world *w, struct lane *l, struct rank_ctx *c, struct
     bool end = m.pp > 1 && (m.pp_rank == 0 || m.pp_rank == m.pp - 1);
     CHECK((m.ends_comm != NULL) == end);
     if (end)
-        TRY(check_sum(w, m.ends_comm, l, 2 * m.dp_rank + m.dp * (m.pp - 1), e));
+        TRY(check_sum(w, m.ends_comm, l, 2 * m.stage_rank + m.stage * (m.pp - 1), e));
     mesh_close(&m);
     return ST_OK;
 }
@@ -341,17 +433,29 @@ static void meshes_have_their_groups(void **state)
 {
     (void)state;
     static const struct {
-        int world, pp, ep;
-    } cases[] = {{1, 1, 1}, {4, 1, 1}, {4, 1, 4}, {4, 4, 1}, {4, 2, 2}, {6, 3, 2}, {8, 2, 2}};
+        int world, pp, ep, tp, cp, etp;
+    } cases[] = {{1, 1, 1, 1, 1, 1}, {4, 1, 1, 0, 0, 0}, {4, 1, 4, 1, 1, 1}, {4, 4, 1, 1, 1, 1}, {4, 2, 2, 1, 1, 1},
+                 {6, 3, 2, 1, 1, 1}, {8, 2, 2, 1, 1, 1}, {4, 1, 1, 2, 2, 1}, {8, 1, 1, 2, 2, 1}, {8, 2, 2, 2, 1, 2},
+                 {8, 1, 8, 2, 2, 1}, {8, 1, 2, 1, 4, 2}, {6, 1, 1, 3, 1, 1}};
     struct err e = {0};
     for (int i = 0; i < countof(cases); i++) {
-        struct rank_ctx c = {.body = body_mesh, .sizes = {cases[i].pp, 1, cases[i].ep}};
+        struct rank_ctx c = {.body = body_mesh,
+                             .sizes = {.pp = cases[i].pp,
+                                       .vpp = 1,
+                                       .ep = cases[i].ep,
+                                       .tp = cases[i].tp,
+                                       .cp = cases[i].cp,
+                                       .etp = cases[i].etp}};
         assert_ok(run_ranks(cases[i].world, &c, &e), &e);
     }
     struct rank_ctx c = {.body = body_mesh, .sizes = {3, 1, 1}};
     assert_fails(run_ranks(4, &c, &e), ST_USAGE, &e, "4 ranks do not divide into parallel.pp = 3");
     c.sizes = (struct mesh_sizes){.pp = 2, .vpp = 1, .ep = 3};
     assert_fails(run_ranks(4, &c, &e), ST_USAGE, &e, "parallel.ep = 3");
+    c.sizes = (struct mesh_sizes){.pp = 2, .vpp = 1, .ep = 1, .tp = 3};
+    assert_fails(run_ranks(4, &c, &e), ST_USAGE, &e, "parallel.tp = 3");
+    c.sizes = (struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 2, .etp = 4};
+    assert_fails(run_ranks(4, &c, &e), ST_USAGE, &e, "parallel.etp = 4");
     struct mesh m;
     assert_fails(mesh_place(&m, &(struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 1}, 4, 4, &e), ST_USAGE, &e,
                  "rank 4 of a world of 4");
@@ -663,6 +767,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_have_the_bits_of_a_serial_loop),
         cmocka_unit_test(pieces_are_reduced_and_gathered),
+        cmocka_unit_test(a_line_gathers_and_sums_what_lies_before_and_after),
         cmocka_unit_test(rows_travel),
         cmocka_unit_test(sends_do_not_wait),
         cmocka_unit_test(groups_are_apart),

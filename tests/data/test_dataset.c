@@ -391,6 +391,51 @@ static void documents_are_told_apart(void **state)
     dataset_close(ds);
 }
 
+/* Parts put together are the whole, and ids for prediction depths are shifted before the sample is cut. */
+static void parts_of_a_sample_see_across_their_borders(void **state)
+{
+    (void)state;
+    enum { ROWS = 2, SEQ = 12, DEPTHS = 2 };
+    struct err e = {0};
+    for (int64_t parts = 1; parts <= 4; parts++)
+        for (int64_t which = 0; which < parts; which++) {
+            struct batch b;
+            assert_ok(batch_alloc(&b, ROWS, SEQ, &e), &e);
+            assert_ok(batch_divide(&b, parts, which, DEPTHS, &e), &e);
+            for (int32_t i = 0; i < ROWS * SEQ; i++) {
+                int32_t start = i % SEQ < 5 ? 0 : 5;
+                b.tokens[i] = 100 + i;
+                b.labels[i] = i % 7 == 3 ? -1 : 200 + i;
+                b.pos[i] = i % SEQ - start;
+                b.doc_start[i] = start;
+            }
+            batch_cut(&b);
+            int64_t n = SEQ / parts;
+            assert_true(b.part.seq == n && b.part.first == which * n);
+            for (int64_t row = 0; row < ROWS; row++)
+                for (int64_t t = 0; t < n; t++) {
+                    int64_t i = which * n + t, at = row * SEQ + i, to = row * n + t;
+                    assert_int_equal(b.part.tokens[to], b.tokens[at]);
+                    assert_int_equal(b.part.labels[to], b.labels[at]);
+                    assert_int_equal(b.part.pos[to], b.pos[at]);
+                    assert_int_equal(b.part.doc_start[to], b.doc_start[at]);
+                    assert_int_equal(b.part.doc_local[to], b.doc_start[at] - which * n);
+                    for (int64_t k = 0; parts > 1 && k < DEPTHS; k++) {
+                        bool inside = i + k + 1 < SEQ && (i < 5) == (i + k + 1 < 5);
+                        int64_t out = k * ROWS * n + to;
+                        assert_int_equal(b.part.next_tokens[out], inside ? b.tokens[at + k + 1] : 0);
+                        assert_int_equal(b.part.next_labels[out], inside ? b.labels[at + k + 1] : -1);
+                        assert_int_equal(b.part.next_pos[out], inside ? b.pos[at + k + 1] : 0);
+                    }
+                }
+            batch_release(&b);
+        }
+    struct batch b;
+    assert_ok(batch_alloc(&b, ROWS, SEQ, &e), &e);
+    assert_fails(batch_divide(&b, 5, 0, 0, &e), ST_INVALID, &e, "part 0 of 5 of a sample of 12 tokens");
+    batch_release(&b);
+}
+
 static void bad_batch_options_are_refused(void **state)
 {
     (void)state;
@@ -532,6 +577,7 @@ int main(void)
         WITH_DIR(an_id_beyond_the_vocabulary_is_named),
         WITH_DIR(batches_take_the_samples_megatron_takes),
         WITH_DIR(documents_are_told_apart),
+        WITH_DIR(parts_of_a_sample_see_across_their_borders),
         WITH_DIR(bad_batch_options_are_refused),
         WITH_DIR(prefetch_gives_the_same_batches),
         WITH_DIR(closing_at_once_and_early_is_fine),

@@ -55,6 +55,7 @@ static void declare(struct declared *d, const char *symbol, enum build_mode mode
                                 .label = NO_SLOT,
                                 .pos = NO_SLOT,
                                 .doc_start = NO_SLOT,
+                                .doc_local = NO_SLOT,
                                 .info = NO_SLOT,
                                 .start = NO_SLOT,
                                 .scale = NO_SLOT,

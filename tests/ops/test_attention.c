@@ -255,6 +255,116 @@ static void grouped_heads_equal_repeated_keys_and_sum_their_gradients(void **sta
     close_bed(&b);
 }
 
+/* ---- parts of a sequence --------------------------------------------------------------------- */
+
+static struct tensor rows_from(struct tensor t, int64_t first, int64_t n)
+{
+    t.data = (char *)t.data + first * t.stride[1] * (int64_t)dtype_bytes(t.dtype);
+    t.dim[1] = n;
+    return t;
+}
+
+/* Documents of 13 tokens. */
+static struct tensor documents(int64_t batch, int64_t seq)
+{
+    struct tensor t = FRESH(DT_I32, 2, 0, batch, seq);
+    for (int64_t i = 0; i < batch * seq; i++)
+        ((int32_t *)t.data)[i] = (int32_t)(i % seq / 13 * 13);
+    return t;
+}
+
+static void fill_zero(const struct tensor *t) { memset(t->data, 0, (size_t)tensor_bytes(t)); }
+
+/* What a rank of parallel.cp does: its queries against the keys up to its last one; gradients of keys add up. */
+static void chunks_of_queries_equal_the_whole(struct bed *bed, enum dtype type, bool docs)
+{
+    enum { B = 2, S = 60, H = 4, G = 2, D = 8, C = 3, N = S / C };
+    struct sizes z = {B, S, S, H, G, D, D};
+    int64_t info[4] = {3, 5, 0, 0};
+    struct attention_fwd_args a = make_forward(z, type);
+    a.sink = FRESH(type, 1, 8, H);
+    a.doc_start = docs ? documents(B, S) : (struct tensor){0};
+    a.window = 25;
+    a.drop = (struct dropout_rule){.p = 0.2, .key = 77, .info = tensor_1d(info, DT_I64, 4)};
+    assert_ok(forward(bed, &a), &bed->e);
+    struct tensor dout = FRESH(type, 4, 9, B, S, H, D), dq = FRESH(type, 4, 10, B, S, H, D),
+                  dk = FRESH(type, 4, 11, B, S, G, D), dv = FRESH(type, 4, 12, B, S, G, D),
+                  dsink = FRESH(type, 1, 13, H), o = FRESH(type, 4, 14, B, S, H, D),
+                  dq_of = FRESH(type, 4, 15, B, S, H, D), dk_sum = FRESH(type, 4, 16, B, S, G, D),
+                  dv_sum = FRESH(type, 4, 17, B, S, G, D), dk_part = FRESH(type, 4, 18, B, S, G, D),
+                  dv_part = FRESH(type, 4, 19, B, S, G, D), dsink_sum = FRESH(type, 1, 20, H);
+    struct attention_bwd_args g = {.d_o = dout,
+                                   .q = a.q,
+                                   .k = a.k,
+                                   .v = a.v,
+                                   .o = a.o,
+                                   .lse = a.lse,
+                                   .sink = a.sink,
+                                   .doc_start = a.doc_start,
+                                   .dq = dq,
+                                   .dk = dk,
+                                   .dv = dv,
+                                   .dsink = dsink,
+                                   .scale = a.scale,
+                                   .window = a.window,
+                                   .drop = a.drop};
+    assert_ok(backward(bed, &g), &bed->e);
+    fill_zero(&dk_sum);
+    fill_zero(&dv_sum);
+    for (int64_t r = 0; r < C; r++) {
+        struct attention_fwd_args p = a;
+        info[2] = r * N;
+        p.q = rows_from(a.q, r * N, N);
+        p.k = rows_from(a.k, 0, (r + 1) * N);
+        p.v = rows_from(a.v, 0, (r + 1) * N);
+        p.o = rows_from(o, r * N, N);
+        p.lse = FRESH(type, 3, 5, B, H, N);
+        if (docs)
+            p.doc_start = rows_from(a.doc_start, r * N, N);
+        assert_ok(forward(bed, &p), &bed->e);
+        struct attention_bwd_args h = g;
+        h.d_o = rows_from(dout, r * N, N);
+        h.q = p.q, h.k = p.k, h.v = p.v, h.o = p.o, h.lse = p.lse, h.doc_start = p.doc_start;
+        h.dq = rows_from(dq_of, r * N, N);
+        h.dk = rows_from(dk_part, 0, (r + 1) * N);
+        h.dv = rows_from(dv_part, 0, (r + 1) * N);
+        h.dsink = dsink_sum;
+        h.acc_dsink = r > 0;
+        fill_zero(&dk_part);
+        fill_zero(&dv_part);
+        assert_ok(backward(bed, &h), &bed->e);
+        for (int64_t i = 0; i < tensor_elems(&dk_sum); i++) {
+            tensor_set(&dk_sum, i, tensor_get(&dk_sum, i) + tensor_get(&dk_part, i));
+            tensor_set(&dv_sum, i, tensor_get(&dv_sum, i) + tensor_get(&dv_part, i));
+        }
+        free(p.lse.data);
+    }
+    double near = type == DT_F64 ? 1e-13 : 2e-5;
+    assert_near(&o, &a.o, near);
+    assert_near(&dq_of, &dq, near);
+    assert_near(&dk_sum, &dk, near);
+    assert_near(&dv_sum, &dv, near);
+    assert_near(&dsink_sum, &dsink, near);
+    struct tensor *all[] = {&dout,   &dq,     &dk,      &dv,      &dsink,     &o,     &dq_of,
+                            &dk_sum, &dv_sum, &dk_part, &dv_part, &dsink_sum, &a.sink};
+    for (int i = 0; i < countof(all); i++)
+        free(all[i]->data);
+    free(a.doc_start.data);
+    free_forward(&a);
+}
+
+static void parts_of_a_sequence_give_the_rows_and_gradients_of_the_whole(void **state)
+{
+    (void)state;
+    struct bed b;
+    open_bed(&b);
+    for (int t = 0; t < 2; t++) {
+        chunks_of_queries_equal_the_whole(&b, types[t], false);
+        chunks_of_queries_equal_the_whole(&b, types[t], true);
+    }
+    close_bed(&b);
+}
+
 static void rows_without_keys_give_zero(void **state)
 {
     (void)state;
@@ -599,6 +709,7 @@ int main(void)
         cmocka_unit_test(a_window_of_one_copies_and_a_wide_one_changes_nothing),
         cmocka_unit_test(packed_documents_equal_separate_ones),
         cmocka_unit_test(grouped_heads_equal_repeated_keys_and_sum_their_gradients),
+        cmocka_unit_test(parts_of_a_sequence_give_the_rows_and_gradients_of_the_whole),
         cmocka_unit_test(rows_without_keys_give_zero),
         cmocka_unit_test(huge_scores_stay_finite),
         cmocka_unit_test(cached_decoding_equals_the_full_pass),

@@ -7,19 +7,25 @@
 
 enum { SEQ = 16, D = 130, SAMPLES = 8, TOKENS = SEQ * SAMPLES };
 
-static void apply(enum dev_kind kind, void *x, void *y, int64_t rows, int64_t d, double p, uint64_t key, int64_t seq,
-                  int64_t step, int64_t sample)
+static void apply_part(enum dev_kind kind, void *x, void *y, int64_t rows, int64_t d, double p, uint64_t key,
+                       int64_t seq, const int64_t from[4])
 {
     struct err e = {0};
     struct dev dev;
     assert_ok(dev_open(&dev, kind, 0, &e), &e);
     struct lane lane = {.dev = &dev, .err = &e};
-    int64_t info[4] = {step, sample, 0, 0};
+    int64_t info[4] = {from[0], from[1], from[2], from[3]};
     const struct ops *ops = ops_for(&dev);
     struct dropout_args a = {.x = tensor_2d(x, ops->real, rows, d),
                              .y = tensor_2d(y, ops->real, rows, d),
                              .rule = {.p = p, .key = key, .seq = seq, .info = tensor_1d(info, DT_I64, 4)}};
     assert_ok(ops->dropout(&lane, &a), &e);
+}
+
+static void apply(enum dev_kind kind, void *x, void *y, int64_t rows, int64_t d, double p, uint64_t key, int64_t seq,
+                  int64_t step, int64_t sample)
+{
+    apply_part(kind, x, y, rows, d, p, key, seq, (const int64_t[4]){step, sample, 0, 0});
 }
 
 static void ones(float *x, int64_t n)
@@ -98,6 +104,21 @@ static void the_split_into_microbatches_does_not_matter(void **state)
     }
 }
 
+/* Ranks that divide sequences draw what one rank draws for the same tokens. */
+static void rows_of_a_part_draw_what_they_draw_in_the_whole(void **state)
+{
+    (void)state;
+    enum { PARTS = 4, CHUNK = SEQ / PARTS, ROWS = CHUNK * SAMPLES };
+    static float x[TOKENS * D], whole[TOKENS * D], part[ROWS * D];
+    ones(x, TOKENS * D);
+    apply(DEV_CPU, x, whole, TOKENS, D, 0.3, 99, SEQ, 5, 1000);
+    for (int64_t p = 0; p < PARTS; p++) {
+        apply_part(DEV_CPU, x, part, ROWS, D, 0.3, 99, CHUNK, (const int64_t[4]){5, 1000, p * CHUNK, 0});
+        for (int64_t t = 0; t < ROWS; t++)
+            assert_memory_equal(part + t * D, whole + (t / CHUNK * SEQ + p * CHUNK + t % CHUNK) * D, D * sizeof *part);
+    }
+}
+
 static void step_sample_and_key_each_change_the_mask(void **state)
 {
     (void)state;
@@ -171,6 +192,7 @@ int main(void)
         cmocka_unit_test(runs_of_draws_equal_single_draws),
         cmocka_unit_test(the_kept_share_is_one_minus_p),
         cmocka_unit_test(the_split_into_microbatches_does_not_matter),
+        cmocka_unit_test(rows_of_a_part_draw_what_they_draw_in_the_whole),
         cmocka_unit_test(step_sample_and_key_each_change_the_mask),
         cmocka_unit_test(it_is_its_own_gradient_and_works_in_place),
         cmocka_unit_test(bad_rules_are_refused_and_zero_copies),

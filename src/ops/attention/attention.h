@@ -15,9 +15,9 @@
  * start is not allowed (training only). dq, dk, dv shaped and strided like q, k, v (their own
  * strides), overwritten; no aliasing.
  * drop (training only, p 0: nothing): the weight of key j in the output of query i of head h is multiplied with 0 or 1
- * / (1 - p), after the softmax, and lse knows nothing of it. The mask is dropout.h's, for channel j at position i of
- * sample info[1] + b, under a key of the head; drop.seq is not read. backward: dv = (m p)^T do, ds = p*(m do.v - delta)
- * * scale, m the same factors. */
+ * / (1 - p), after the softmax, and lse knows nothing of it. The mask is dropout.h's, for channel j at position info[2]
+ * + i of sample info[1] + b, under a key of the head; drop.seq is not read. backward: dv = (m p)^T do, ds = p*(m do.v -
+ * delta) * scale, m the same factors. */
 #ifndef BRAID_OPS_ATTENTION_H
 #define BRAID_OPS_ATTENTION_H
 

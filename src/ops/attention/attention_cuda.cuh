@@ -42,24 +42,28 @@ template <typename T> struct attn_call {
 /* Dropout of one head of one sequence. */
 struct head_drop {
     uint64_t key;
-    int64_t step, sample;
+    int64_t step, sample, first; /* first: position of query 0 */
     uint32_t threshold;
     float kept;
 };
 template <typename T> __device__ __forceinline__ head_drop drop_of(const attn_call<T> &c, int b, int h)
 {
-    head_drop d = {attention_drop_key(c.drop_key, h), c.drop_info[0], c.drop_info[1] + b, c.drop_threshold,
+    head_drop d = {attention_drop_key(c.drop_key, h),
+                   c.drop_info[0],
+                   c.drop_info[1] + b,
+                   c.drop_info[2],
+                   c.drop_threshold,
                    c.drop_kept};
     return d;
 }
 __device__ __forceinline__ float drop_factor(const head_drop &d, int i, int j)
 {
-    return dropout_keep(d.key, d.threshold, d.step, d.sample, i, j) ? d.kept : 0.0f;
+    return dropout_keep(d.key, d.threshold, d.step, d.sample, d.first + i, j) ? d.kept : 0.0f;
 }
 /* The same of keys j and j + 1, j even: they share a draw. */
 __device__ __forceinline__ float2 drop_pair(const head_drop &d, int i, int j)
 {
-    philox4 x = dropout_draw(d.key, d.step, d.sample, i, j);
+    philox4 x = dropout_draw(d.key, d.step, d.sample, d.first + i, j);
     bool upper = j % 4 != 0;
     uint32_t first = upper ? x.v[2] : x.v[0], second = upper ? x.v[3] : x.v[1];
     return make_float2(first >= d.threshold ? d.kept : 0.0f, second >= d.threshold ? d.kept : 0.0f);

@@ -47,7 +47,7 @@ static __global__ void __launch_bounds__(TT < 128 ? 128 : TT) norm_fwd_rows(cons
             int i = k * TT + lane;
             add[k] = hold<T, V>(i < vectors ? f + (int64_t)i * V : NULL);
         }
-        struct drop_row at = {};
+        struct draw_place at = {};
         if (DROP)
             at = drop_row_of(a.drop, row);
 #pragma unroll
@@ -113,7 +113,7 @@ static __global__ void __launch_bounds__(256) norm_fwd_plain(const __grid_consta
     if (a.f.data != NULL) {
         const T *f = row_ptr<T>(a.f, row);
         S *s = row_ptr<S>(a.s, row);
-        struct drop_row at = {};
+        struct draw_place at = {};
         if (a.drop.info != NULL)
             at = drop_row_of(a.drop, row);
         for (int64_t c = threadIdx.x; c < a.d; c += 256) {
@@ -318,7 +318,7 @@ static __global__ void __launch_bounds__(256) norm_bwd_plain(const __grid_consta
             dot += to_float(dy[c]) * (a.w != NULL ? a.w[c] + a.one : 1.0f) * to_float(s[c]);
         dot = block_sum<256>(dot, scratch);
         float pull = rstd * rstd * rstd * dot / (float)a.d;
-        struct drop_row at = {};
+        struct draw_place at = {};
         if (a.drop.info != NULL)
             at = drop_row_of(a.drop, row);
         for (int64_t c = threadIdx.x; c < a.d; c += 256) {

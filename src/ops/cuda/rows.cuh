@@ -202,20 +202,17 @@ static inline struct drop_rule drop_rule_of(const struct dropout_rule *r)
                           dropout_threshold(r->p), (float)(1 / (1 - r->p))};
     return d;
 }
-/* Where a row stands in the stream of random numbers. */
-struct drop_row {
-    int64_t step, sample, pos;
-};
-__device__ __forceinline__ struct drop_row drop_row_of(const struct drop_rule &d, int64_t row)
+/* Where a row stands in the stream of random numbers: dropout_place, with the short division where that does. */
+__device__ __forceinline__ struct draw_place drop_row_of(const struct drop_rule &d, int64_t row)
 {
-    bool small = row < (1ll << 32) && d.seq < (1ll << 32); /* where the short division does */
+    bool small = row < (1ll << 32) && d.seq < (1ll << 32);
     int64_t sample = small ? (int64_t)((unsigned)row / (unsigned)d.seq) : row / d.seq;
-    struct drop_row r = {d.info[0], d.info[1] + sample, row - sample * d.seq};
+    struct draw_place r = {d.info[0], d.info[1] + sample, d.info[2] + row - sample * d.seq};
     return r;
 }
 /* Factors of V channels from c on: V and c are multiples of 4, or V is 1. */
 template <int V>
-__device__ __forceinline__ void drop_factors(const struct drop_rule &d, const struct drop_row &r, int64_t c,
+__device__ __forceinline__ void drop_factors(const struct drop_rule &d, const struct draw_place &r, int64_t c,
                                              float (&out)[V])
 {
     if constexpr (V == 1) {

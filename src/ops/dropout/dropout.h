@@ -2,8 +2,9 @@
  * channel): the same mask forward, backward, under recompute and on every mesh.
  *   x, y [tokens, d], each real or wide: what enters a wide residual stream, or its gradient that leaves it, changes
  *   its type on the way. y may be x if they are of one type. Its own backward: apply it to dy.
- *   info I64 [4] on the device: [0] step, [1] global index of the first sample; row t belongs to
- *   sample info[1] + t / seq, position t % seq. p = 0 copies. key names the site (rng_key). */
+ *   info I64 [4] on the device: [0] step, [1] global index of the first sample, [2] position of the first row of
+ *   every sample, where the rows are a part of it (dropout_place).
+ *   p = 0 copies. key names the site (rng_key). */
 #ifndef BRAID_OPS_DROPOUT_H
 #define BRAID_OPS_DROPOUT_H
 
@@ -21,6 +22,16 @@ struct dropout_rule {
     T(op, y, OUT, STREAM, "rows d")                                                                                    \
     S(op, struct dropout_rule rule)
 OP_ARGS(dropout, DROPOUT_FIELDS);
+
+/* Where a row of sequences of seq rows is in the stream of random numbers: the one place that reads info. */
+struct draw_place {
+    int64_t step, sample, pos;
+};
+HOST_DEVICE static inline struct draw_place dropout_place(const int64_t *info, int64_t row, int64_t seq)
+{
+    struct draw_place at = {info[0], info[1] + row / seq, info[2] + row % seq};
+    return at;
+}
 
 /* The one mask: four channels share a draw. threshold = dropout_threshold(p). */
 HOST_DEVICE static inline uint32_t dropout_threshold(double p) { return (uint32_t)(p * 4294967296.0); }

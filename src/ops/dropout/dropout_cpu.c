@@ -7,13 +7,12 @@
 
 static void drop_row(const struct dropout_rule *r, int64_t t, const float *x, float *y, int64_t d)
 {
-    const int64_t *info = r->info.data;
-    int64_t sample = info[1] + t / r->seq, pos = t % r->seq;
+    struct draw_place at = dropout_place(r->info.data, t, r->seq);
     uint32_t threshold = dropout_threshold(r->p), bits[DROPOUT_RUN];
     float scale = (float)(1 / (1 - r->p));
     for (int64_t first = 0; first < d; first += DROPOUT_RUN) {
         int64_t n = min_i64(DROPOUT_RUN, d - first);
-        dropout_bits(r->key, info[0], sample, pos, first, bits);
+        dropout_bits(r->key, at.step, at.sample, at.pos, first, bits);
 #pragma omp simd
         for (int64_t i = 0; i < n; i++)
             y[first + i] = bits[i] >= threshold ? x[first + i] * scale : 0.0f;

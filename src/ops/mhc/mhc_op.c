@@ -151,8 +151,8 @@ int mhc_infer(struct op_call *c, const struct ops *ops, struct err *e)
 #define T(name) (*mhc_arg(c, #name))
 static bool is_input(const struct op_arg *a) { return a->role == ARG_IN || a->role == ARG_OPT; }
 
-/* Step 3, the first sample's index beyond 32 bits. */
-static const double sample_info[] = {3, 4294967296.0 + 11, 0, 0};
+/* Step 3, the first sample's index beyond 32 bits, rows that are a part of it. */
+static const int64_t sample_info[] = {3, 4294967296 + 11, 40, 0};
 
 /* The stream that x, f and coef_in give: the backward pass may recompute it instead of reading it. */
 static void fill_stream(const struct op_call *c, struct tensor *y)
@@ -163,7 +163,7 @@ static void fill_stream(const struct op_call *c, struct tensor *y)
     int64_t n = (int64_t)mhc_streams(c), k = y->dim[1], d = k / n, logits = mhc_logits(n);
     double coef[MHC_MAX_STREAMS * (MHC_MAX_STREAMS + 2)], in[MHC_MAX_STREAMS];
     for (int64_t row = 0; row < y->dim[0]; row++) {
-        int64_t step = (int64_t)sample_info[0], sample = drop.p > 0 ? (int64_t)sample_info[1] + row / drop.seq : 0;
+        struct draw_place place = dropout_place(sample_info, row, max_i64(drop.seq, 1));
         for (int64_t i = 0; i < logits; i++)
             coef[i] = tensor_get(&T(coef_in), row * logits + i);
         for (int64_t at = 0; at < d; at++) {
@@ -171,8 +171,8 @@ static void fill_stream(const struct op_call *c, struct tensor *y)
             for (int64_t j = 0; j < n; j++)
                 in[j] = tensor_get(&T(x), row * k + j * d + at);
             for (int64_t i = 0; i < n; i++) {
-                bool kept = !(drop.p > 0) ||
-                            dropout_keep(drop.key, dropout_threshold(drop.p), step, sample, row % drop.seq, i * d + at);
+                bool kept = !(drop.p > 0) || dropout_keep(drop.key, dropout_threshold(drop.p), place.step, place.sample,
+                                                          place.pos, i * d + at);
                 double sum = kept ? coef[n + i] * add / (1 - drop.p) : 0;
                 for (int64_t j = 0; j < n; j++)
                     sum += coef[2 * n + (profile_d ? j * n + i : i * n + j)] * in[j];
@@ -189,7 +189,7 @@ bool mhc_sample_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
     bool stat = strcmp(name, "stat") == 0;
     if (strcmp(name, "info") == 0) {
         for (int i = 0; i < countof(sample_info); i++)
-            tensor_set(host, i, sample_info[i]);
+            tensor_set(host, i, (double)sample_info[i]);
         return true;
     }
     if (strcmp(name, "y") == 0 && is_input(&c->desc->args[arg]) && op_attr(c, "enters") != 0) {

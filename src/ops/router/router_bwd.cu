@@ -176,7 +176,8 @@ __global__ void __launch_bounds__(THREADS)
         return;
     int64_t t = i / quads, q = i % quads;
     double v[4];
-    router_normals(key, info[0], info[1] + t / seq, t % seq, q, v);
+    struct draw_place at = dropout_place(info, t, seq);
+    router_normals(key, at.step, at.sample, at.pos, q, v);
     for (int j = 0; j < 4 && 4 * q + j < n; j++)
         logits[t * stride + 4 * q + j] = (float)v[j];
 }
@@ -211,7 +212,8 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) jitter_k
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= p.rows * p.cols)
         return;
-    int64_t t = i / p.cols, c = i % p.cols * N, sample = p.info[1] + t / p.seq, pos = t % p.seq;
+    int64_t t = i / p.cols, c = i % p.cols * N;
+    struct draw_place at = dropout_place(p.info, t, p.seq);
     const T *x = (const T *)p.x + t * p.x_stride + c;
     T *y = (T *)p.y + t * p.y_stride + c;
     pack<T> in, old;
@@ -225,7 +227,7 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) jitter_k
         old = load16(y);
 #pragma unroll
     for (int q = 0; q < N; q += 4) {
-        struct philox4 r = dropout_draw(p.key, p.info[0], sample, pos, c + q);
+        struct philox4 r = dropout_draw(p.key, at.step, at.sample, at.pos, c + q);
         uint32_t only = c % 4 == 0 ? r.v[0] : c % 4 == 1 ? r.v[1] : c % 4 == 2 ? r.v[2] : r.v[3];
 #pragma unroll
         for (int j = 0; j < 4 && q + j < N; j++) {

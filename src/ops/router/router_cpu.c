@@ -493,14 +493,14 @@ int CPU_NAME(router_bwd_cpu)(struct lane *l, const struct router_bwd_args *a)
 int CPU_NAME(router_noise_cpu)(struct lane *l, const struct router_noise_args *a)
 {
     TRY(router_noise_check(a, l->err));
-    const int64_t *info = a->info.data;
     int64_t rows = a->logits.dim[0], n = a->logits.dim[1];
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < rows; t++) {
         float *z = f32_row(&a->logits, t);
+        struct draw_place at = dropout_place(a->info.data, t, a->seq);
         for (int64_t e = 0; e < n; e += 4) {
             double v[4];
-            router_normals(a->key, info[0], info[1] + t / a->seq, t % a->seq, e / 4, v);
+            router_normals(a->key, at.step, at.sample, at.pos, e / 4, v);
             for (int64_t i = 0; i < min_i64(4, n - e); i++)
                 z[e + i] = (float)v[i];
         }
@@ -511,17 +511,17 @@ int CPU_NAME(router_noise_cpu)(struct lane *l, const struct router_noise_args *a
 int CPU_NAME(router_jitter_cpu)(struct lane *l, const struct router_jitter_args *a)
 {
     TRY(router_jitter_check(a, l->err));
-    const int64_t *info = a->info.data;
     int64_t rows = a->x.dim[0], d = a->x.dim[1];
     const float eps = (float)a->eps, unit = 2.0f / 4294967296.0f;
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < rows; t++) {
         const float *x = f32_row(&a->x, t);
         float *y = f32_row(&a->y, t), keep = a->acc_y ? 1.0f : 0.0f;
+        struct draw_place at = dropout_place(a->info.data, t, a->seq);
         for (int64_t c = 0; c < d; c += DROPOUT_RUN) {
             uint32_t bits[DROPOUT_RUN];
             int64_t m = min_i64(DROPOUT_RUN, d - c);
-            dropout_bits(a->key, info[0], info[1] + t / a->seq, t % a->seq, c, bits);
+            dropout_bits(a->key, at.step, at.sample, at.pos, c, bits);
 #pragma omp simd
             for (int64_t i = 0; i < m; i++) {
                 float factor = 1.0f + eps * ((float)bits[i] * unit - 1.0f), old = keep == 0.0f ? 0.0f : y[c + i];

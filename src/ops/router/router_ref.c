@@ -286,12 +286,12 @@ int router_bwd_ref(struct lane *l, const struct router_bwd_args *a)
 int router_noise_ref(struct lane *l, const struct router_noise_args *a)
 {
     TRY(router_noise_check(a, l->err));
-    const int64_t *info = a->info.data;
     for (int64_t t = 0; t < a->logits.dim[0]; t++) {
         double v[4] = {0};
+        struct draw_place at = dropout_place(a->info.data, t, a->seq);
         for (int64_t e = 0; e < a->logits.dim[1]; e++) {
             if (e % 4 == 0)
-                router_normals(a->key, info[0], info[1] + t / a->seq, t % a->seq, e / 4, v);
+                router_normals(a->key, at.step, at.sample, at.pos, e / 4, v);
             f64_row(&a->logits, t)[e] = v[e % 4];
         }
     }
@@ -301,10 +301,10 @@ int router_noise_ref(struct lane *l, const struct router_noise_args *a)
 int router_jitter_ref(struct lane *l, const struct router_jitter_args *a)
 {
     TRY(router_jitter_check(a, l->err));
-    const int64_t *info = a->info.data;
     for (int64_t t = 0; t < a->x.dim[0]; t++) {
+        struct draw_place at = dropout_place(a->info.data, t, a->seq);
         for (int64_t c = 0; c < a->x.dim[1]; c++) {
-            struct philox4 r = dropout_draw(a->key, info[0], info[1] + t / a->seq, t % a->seq, c);
+            struct philox4 r = dropout_draw(a->key, at.step, at.sample, at.pos, c);
             double *y = f64_row(&a->y, t) + c, factor = 1 + a->eps * (2 * u32_to_unit(r.v[c % 4]) - 1);
             *y = (a->acc_y ? *y : 0) + f64_row(&a->x, t)[c] * factor;
         }

@@ -8,13 +8,13 @@
 /* Draws come four channels at a time, from a multiple of four; a stream may start between. count <= DROPOUT_RUN. */
 static void drop_factors(const struct dropout_rule *r, int64_t t, int64_t first, int64_t count, float *factor)
 {
-    const int64_t *info = r->info.data;
+    struct draw_place at = dropout_place(r->info.data, t, r->seq);
     uint32_t bits[2 * DROPOUT_RUN], threshold = dropout_threshold(r->p);
     float kept = (float)(1 / (1 - r->p));
-    int64_t skip = first % 4, sample = info[1] + t / r->seq, pos = t % r->seq;
-    dropout_bits(r->key, info[0], sample, pos, first - skip, bits);
+    int64_t skip = first % 4;
+    dropout_bits(r->key, at.step, at.sample, at.pos, first - skip, bits);
     if (skip + count > DROPOUT_RUN)
-        dropout_bits(r->key, info[0], sample, pos, first - skip + DROPOUT_RUN, bits + DROPOUT_RUN);
+        dropout_bits(r->key, at.step, at.sample, at.pos, first - skip + DROPOUT_RUN, bits + DROPOUT_RUN);
 #pragma omp simd
     for (int64_t i = 0; i < count; i++)
         factor[i] = bits[skip + i] >= threshold ? kept : 0.0f;

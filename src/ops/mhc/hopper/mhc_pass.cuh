@@ -46,7 +46,7 @@ __device__ __forceinline__ void add_streams(const uint4 (&y)[CL_N], const float 
 /* Bit 8 i + e: channel c + e of stream i is kept. */
 static __device__ __forceinline__ uint32_t kept_channels(const struct drop_rule &rule, int64_t d, int64_t row, int c)
 {
-    struct drop_row at = drop_row_of(rule, row);
+    struct draw_place at = drop_row_of(rule, row);
     uint32_t kept = 0;
 #pragma unroll 1 /* registers */
     for (int i = 0; i < CL_N; i++) {

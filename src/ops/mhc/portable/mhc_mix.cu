@@ -71,7 +71,7 @@ static __global__ void __launch_bounds__(MHC_THREADS) combine_rows(const __grid_
     T *y = at<T>(a.y, row);
     struct mixer<N> m = mixer_of<N>(a.res + row * a.res_stride, a.profile_d);
     struct gates<N> post = gates_of<N>(a.post + row * a.post_stride);
-    struct drop_row drop = {};
+    struct draw_place drop = {};
     if (DROP)
         drop = drop_row_of(a.drop, row);
     float square = 0;

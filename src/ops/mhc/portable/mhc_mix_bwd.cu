@@ -259,7 +259,7 @@ static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 2 : 1)
         for (int r = 0; r < count; r++) {
             int64_t row = start + r;
             struct row_coef<N> k = row_coef_of<N, OPENS, CLOSES>(a, row);
-            struct drop_row drop = {};
+            struct draw_place drop = {};
             if (DROP)
                 drop = drop_row_of(a.drop, row);
             T *dx = at<T>(a.dx, row);

@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(REBUILD_THREADS) rebuild_rows(const __g
     __syncthreads();
     if (!inside)
         return;
-    struct drop_row place = {};
+    struct draw_place place = {};
     if (DROP)
         place = drop_row_of(a.drop, row);
 #pragma unroll 1
