@@ -598,7 +598,8 @@ const struct option config_options[] = {
     ROW(parallel.ranks, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("from the launcher, else 1"), HELP(
         "Ranks of the run. Given without a launcher, they are threads of one process.")),
     ROW(parallel.tp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("tensor-model-parallel-size"), HELP(
-        "Ranks that share every layer: each holds a slice of its weights and a share of the rows of the residual stream "
+        "Ranks that share every layer: each holds a slice of its weights and a share of the rows of the residual "
+        "stream "
         "(sequence parallelism is always on).")),
     ROW(parallel.cp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("context-parallel-size"), HELP(
         "Ranks that share every sequence: each holds seq / cp of its tokens.")),
@@ -618,7 +619,8 @@ const struct option config_options[] = {
         "Microbatches that one virtual stage takes in a row; 0 = parallel.pp.")),
     ROW(parallel.ep, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("expert-model-parallel-size"), HELP(
         "Ranks that share the experts of a layer: each holds experts / ep of them and tokens travel. The ranks "
-        "of a stage, ranks / pp in all, are divided anew for experts, so ep may be larger than what shares the batch.")),
+        "of a stage, ranks / pp in all, are divided anew for experts, so ep may be larger than what shares the "
+        "batch.")),
     ROW(parallel.etp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("expert-tensor-parallel-size"), HELP(
         "Ranks that share each expert of a layer, as parallel.tp does for other layers.")),
     ROW(parallel.overlap, "none", OPT_RUN | OPT_LOCAL, ONE_OF(overlap_values),

@@ -11,9 +11,9 @@
  *   3      transient; gathered before use       as 2
  *
  * A unit is a bracket group or a layer of the pattern, the embedding, the head; the experts of a unit, and under tensor
- * parallelism what it does not divide, are exchanged by nodes of their own, since other ranks hold copies of them. A parameter's gradient belongs to the unit that declares
- * it first, and that unit's nodes come before all others that use it; so in any backward order its reduction comes
- * after the last contribution, which order_prefetch() checks. */
+ * parallelism what it does not divide, are exchanged by nodes of their own, since other ranks hold copies of them. A
+ * parameter's gradient belongs to the unit that declares it first, and that unit's nodes come before all others that
+ * use it; so in any backward order its reduction comes after the last contribution, which order_prefetch() checks. */
 #ifndef BRAID_LAYERS_UNIT_H
 #define BRAID_LAYERS_UNIT_H
 
