@@ -156,6 +156,7 @@ help:
 	@echo "make check-emu  CUDA kernels on an emulator, without a GPU (tests/emu/README.md); make emu only builds it"
 	@echo "make torture    failing calls, kills and power cuts; tests/torture/run runs them"
 	@echo "make fuzz       fuzz targets (clang); tests/fuzz/run builds and runs them"
+	@echo "make lib        $(B)/libbraidk.so, the kernels for other programs (src/lib/braidk.h); make wheel: a package for PyTorch"
 	@echo "make docs       docs/options.md from the option table"
 	@echo "make found      which libraries and compilers were found"
 	@echo "make size       lines by folder beside their budgets (tests/budget.txt), longest files"
@@ -239,6 +240,11 @@ $(B)/lib_example_cpu: examples/boundary_cpu.c $(B)/libbraidk.so
 $(B)/lib_example_gpu: examples/boundary_gpu.c $(B)/libbraidk.so
 	$(Q)$(CC) -std=c11 -Wall -Wextra -Werror -O2 -Isrc/lib -isystem $(CUDA_HOME)/include -o $@ $< $(B)/libbraidk.so -Wl,-rpath,'$$ORIGIN' \
 	  -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread -lm
+
+# A wheel of python/braid_kernels with the library inside; its platform is what auditwheel says, where that is installed.
+.PHONY: wheel
+wheel: $(B)/libbraidk.so
+	@tools/wheel.py $< $(B)/wheel
 
 # ---- tests: tests/<folder>/test_*.c links that folder and what it may use -----------------------
 TEST_SRC := $(sort $(wildcard tests/*/test_*.c))

@@ -1,21 +1,79 @@
 """How an op becomes known to torch: schema, an implementation for CPU and CUDA tensors, a fake one that only computes shapes, and
 autograd, whose backward pass is an op of its own. All of it through torch.library, so that torch.compile, CUDA graphs, activation
-checkpointing and FSDP see ordinary functional operators."""
+checkpointing and FSDP see ordinary functional operators.
+
+A call through torch's dispatcher enters Python several times, which costs more than the launch of the kernels. Where nothing watches (plain
+tensors, no compilation, no dispatch or functorch mode), calls therefore go to the implementation directly, with an autograd function that
+does the same."""
 
 import torch
 
 NAMESPACE = "braid_kernels"
 _library = torch.library.Library(NAMESPACE, "DEF")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+try:
+    from torch._C import _len_torch_dispatch_stack as _modes
+    from torch._C._functorch import peek_interpreter_stack as _transforms
+
+    _modes(), _transforms()
+except (ImportError, AttributeError, TypeError):  # another torch: always through the dispatcher
+
+    def _modes():
+        return 1
+
+    def _transforms():
+        return None
+
+
+def _unwatched(tensor):
+    return type(tensor) in _PLAIN and not torch.compiler.is_compiling() and _modes() == 0 and _transforms() is None
+
+
+class Operator:
+    """An operator of torch.ops.braid_kernels; calling it takes the shortest path."""
+
+    def __init__(self, name, schema, run, fake):
+        self.name, self.run, self.function = name, run, None
+        _library.define(name + schema)
+        for key in ("CPU", "CUDA"):
+            _library.impl(name, run, key)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+        self.op = getattr(getattr(torch.ops, NAMESPACE), name).default
+
+    def differentiate(self, setup, backward):
+        torch.library.register_autograd(f"{NAMESPACE}::{self.name}", backward, setup_context=setup, lib=_library)
+
+        def forward(ctx, *args):
+            out = self.run(*args)
+            setup(ctx, args, out)
+            return out
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        self.function = type(self.name, (torch.autograd.Function,), methods)
+
+    def differentiate_never(self):
+        """For backward passes: a second derivative is an error, and not zero."""
+
+        def refuse(ctx, *grads):
+            raise RuntimeError(f"{NAMESPACE}::{self.name} has no derivative: second derivatives are not computed")
+
+        torch.library.register_autograd(f"{NAMESPACE}::{self.name}", refuse, lib=_library)
+
+    def __call__(self, *args):
+        watched = not _unwatched(args[0] if args[0] is not None else args[1])
+        if watched:
+            return self.op(*args)
+        if not torch.is_grad_enabled():
+            return self.run(*args)
+        if self.function is None:
+            return self.op(*args)
+        return self.function.apply(*args)
 
 
 def define(name, schema, run, fake):
     """run and fake take what the schema says. An op never returns one of its inputs, or a view of one."""
-    _library.define(name + schema)
-    for key in ("CPU", "CUDA"):
-        _library.impl(name, run, key)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
-
-
-def differentiate(name, setup, backward):
-    torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=setup, lib=_library)
+    op = Operator(name, schema, run, fake)
+    if name.endswith("_bwd"):
+        op.differentiate_never()
+    return op

@@ -14,7 +14,7 @@ import torch
 
 from . import _lib
 from ._call import CALLERS, dense, wide_of
-from ._register import define, differentiate
+from ._register import define
 
 _ACTS = {"swiglu": 0, "geglu": 1, "quick_geglu": 2, "gelu": 3, "quick_gelu": 4, "relu2": 5, "silu": 6}
 _GATED = ("swiglu", "geglu", "quick_geglu")
@@ -104,7 +104,7 @@ def _expert_backward(ctx, dz, *unused):
     return (dx, dw13.to(ctx.types[0]), dw2.to(ctx.types[1]), None, dprob if prob is not None else None, *none)
 
 
-differentiate("expert_mlp", _expert_setup, _expert_backward)
+expert_op.differentiate(_expert_setup, _expert_backward)
 
 
 def offsets_of_ends(ends):
@@ -179,7 +179,7 @@ def _router_backward(ctx, dprobs, didx):
     return (router_bwd_op(dprobs, logits, idx, *ctx.rule),) + (None,) * 8
 
 
-differentiate("router_topk", _router_setup, _router_backward)
+router_op.differentiate(_router_setup, _router_backward)
 
 
 def router_topk(logits, k, *, score="softmax", pre_softmax=False, norm=True, bias=None, groups=0, group_topk=0, scale=1.0):

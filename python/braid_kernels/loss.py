@@ -4,7 +4,7 @@ exist. Gradients are computed with the loss, in place of the logits of each chun
 import torch
 
 from ._call import CALLERS, dense, wide_of
-from ._register import define, differentiate
+from ._register import define
 
 
 def _loss(h, w, label, grads):
@@ -47,7 +47,7 @@ def _backward(ctx, g, *unused):
     return dh * g.to(dh.dtype), (dw * g).to(ctx.w_dtype), None, None
 
 
-differentiate("linear_cross_entropy", _setup, _backward)
+loss_op.differentiate(_setup, _backward)
 
 
 def cross_entropy(h, w, label, *, ignore_index=-100):

@@ -16,7 +16,7 @@ import torch
 
 from . import _lib
 from ._call import CALLERS, dense, wide_of
-from ._register import define, differentiate
+from ._register import define
 
 EPS = 1e-6  # the epsilon of gates and Sinkhorn, which the kernels have built in
 _PROFILES = {"d": 0, "s": 1}
@@ -140,7 +140,7 @@ def _pre_backward(ctx, dh, dcoef, dstat):
     return dx, dfn, dbase, dscale, dnorm if norm_weight is not None else None, None, None, None, None
 
 
-differentiate("mhc_pre", _pre_setup, _pre_backward)
+pre_op.differentiate(_pre_setup, _pre_backward)
 
 # ---- post ------------------------------------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ def _post_backward(ctx, dy):
     return dx, df, dcoef, dbias if bias is not None else None, None
 
 
-differentiate("mhc_post", _post_setup, _post_backward)
+post_op.differentiate(_post_setup, _post_backward)
 
 # ---- boundary --------------------------------------------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ def _boundary_backward(ctx, dy, dh, dcoef, dstat):
     return dx, df, dcoef_in, dbias if bias is not None else None, dfn, dbase, dscale, dnorm, None, None, None, None
 
 
-differentiate("mhc_boundary", _boundary_setup, _boundary_backward)
+boundary_op.differentiate(_boundary_setup, _boundary_backward)
 
 # ---- functions -------------------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ import torch
 
 from . import _lib
 from ._call import CALLERS, dense, wide_of
-from ._register import define, differentiate
+from ._register import define
 
 
 def _maybe(t):
@@ -71,7 +71,7 @@ def _ssd_backward(ctx, dy, dstates):
     return dx, ddt, dA, dbias, dD if D is not None else None, dB, dC, None, None
 
 
-differentiate("ssd", _ssd_setup, _ssd_backward)
+ssd_op.differentiate(_ssd_setup, _ssd_backward)
 
 
 def _doc_start(seq_idx):
@@ -148,7 +148,7 @@ def _gdn_backward(ctx, d_o, dstates):
     return (*gdn_bwd_op(d_o, *ins, states, ctx.chunk), None, None)
 
 
-differentiate("gated_delta_rule", _gdn_setup, _gdn_backward)
+gdn_op.differentiate(_gdn_setup, _gdn_backward)
 
 
 def gated_delta_rule(

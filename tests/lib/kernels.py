@@ -336,22 +336,22 @@ def samples():
     x, f, post, comb, fn, base, scale, weight = boundary_inputs((2, 3), 16, t, t)
     coef = bk.join_coef(post, comb).detach().requires_grad_()
     rule = (20, 0, 1e-6, 1e-6)
-    yield mhc.pre_op, (x, fn, base, scale, weight, *rule)
-    yield mhc.pre_op, (x, fn, base, scale, None, *rule)
-    yield mhc.post_op, (x, f, coef, None, 0)
-    yield mhc.boundary_op, (x, f, coef, None, fn, base, scale, weight, *rule)
+    yield mhc.pre_op.op, (x, fn, base, scale, weight, *rule)
+    yield mhc.pre_op.op, (x, fn, base, scale, None, *rule)
+    yield mhc.post_op.op, (x, f, coef, None, 0)
+    yield mhc.boundary_op.op, (x, f, coef, None, fn, base, scale, weight, *rule)
     offsets = torch.tensor([0, 5, 9], dtype=torch.int32, device=DEVICE)
-    yield experts.expert_op, (rand(9, 16, dtype=t), rand(2, 16, 16, dtype=t), rand(2, 16, 8, dtype=t), offsets, None, 0, 0, 0.0, 0.0, 0.0)
-    yield experts.router_op, (rand(9, 8, dtype=t), None, 2, 0, False, True, 0, 0, 1.0)
-    yield scans.ssd_op, (
+    yield experts.expert_op.op, (rand(9, 16, dtype=t), rand(2, 16, 16, dtype=t), rand(2, 16, 8, dtype=t), offsets, None, 0, 0, 0.0, 0.0, 0.0)
+    yield experts.router_op.op, (rand(9, 8, dtype=t), None, 2, 0, False, True, 0, 0, 1.0)
+    yield scans.ssd_op.op, (
         rand(1, 8, 2, 8, dtype=t), rand(1, 8, 2, dtype=t), rand(2, dtype=t), rand(2, dtype=t), rand(2, dtype=t),
         rand(1, 8, 1, 8, dtype=t), rand(1, 8, 1, 8, dtype=t), None, 4,
     )  # fmt: skip
-    yield scans.gdn_op, (
+    yield scans.gdn_op.op, (
         rand(1, 8, 2, 8, dtype=t), rand(1, 8, 2, 8, dtype=t), rand(1, 8, 2, 8, dtype=t), rand(1, 8, 2, dtype=t), rand(1, 8, 2, dtype=t),
         rand(2, dtype=t), rand(2, dtype=t), None, 4,
     )  # fmt: skip
-    yield loss.loss_op, (rand(6, 8, dtype=t), rand(11, 8, dtype=t), torch.arange(6, dtype=torch.int32, device=DEVICE), True)
+    yield loss.loss_op.op, (rand(6, 8, dtype=t), rand(11, 8, dtype=t), torch.arange(6, dtype=torch.int32, device=DEVICE), True)
 
 
 @test
@@ -366,7 +366,7 @@ def two_runs_give_the_same_bits():
     for op, args in samples():
         first, second = op(*args), op(*args)
         first, second = (r if isinstance(r, tuple) else (r,) for r in (first, second))
-        if op is mhc.pre_op and args[4] is None:
+        if op is mhc.pre_op.op and args[4] is None:
             first = first[:2]  # a column of stat is not used without a norm
         assert all(torch.equal(a, b) for a, b in zip(first, second)), str(op)
     real, wide, _ = TYPES[0]
@@ -376,6 +376,30 @@ def two_runs_give_the_same_bits():
         out = bk.mhc_boundary(*inputs)
         runs.append(torch.autograd.grad([o.double().square().sum() for o in out], inputs))
     assert all(torch.equal(a, b) for a, b in zip(*runs))
+
+
+@test
+def the_dispatcher_gives_the_same_as_the_short_path():
+    t = torch.float32
+    x, f, post, comb, fn, base, scale, weight = boundary_inputs((6,), 16, t, t)
+    args = (x, f, bk.join_coef(post, comb).detach().requires_grad_(), None, fn, base, scale, weight, 20, 0, 1e-6, 1e-6)
+    leaves = [a for a in args if torch.is_tensor(a)]
+    runs = []
+    for call in (mhc.boundary_op, mhc.boundary_op.op):
+        out = call(*args)
+        runs.append((*out, *torch.autograd.grad([o.square().sum() for o in out[:3]], leaves)))
+    assert all(torch.equal(a, b) for a, b in zip(*runs))
+    assert type(mhc.boundary_op(*args)[0].grad_fn).__name__.startswith("mhc_boundary"), "the short path was not taken"
+
+
+@test
+def a_second_derivative_is_refused():
+    t = torch.float32
+    x, f, post, comb, fn, base, scale, weight = boundary_inputs((6,), 16, t, t)
+    for call in (mhc.pre_op, mhc.pre_op.op):
+        h = call(x, fn, base, scale, weight, 20, 0, 1e-6, 1e-6)[0]
+        g = torch.autograd.grad(h.square().sum(), x, create_graph=True)[0]
+        refused(RuntimeError, "second derivatives", torch.autograd.grad, g.sum(), x)
 
 
 def small_model():

@@ -1,0 +1,148 @@
+"""Times of the kernels beside PyTorch's own on this GPU.
+
+    python -m braid_kernels.bench [--rows 16384] [--channels 2048] [--no-compile]
+
+Medians of CUDA events. "host" is what a call costs the processor, with autograd: time until it returns, nothing waited for."""
+
+import argparse
+import time
+
+import torch
+import torch.nn.functional as F
+
+from . import cross_entropy, expert_mlp, gated_delta_rule, library, mhc_boundary_coef, mhc_pre_coef, mhc_supported, ssd
+
+
+def timed(f, runs=20):
+    for _ in range(3):
+        f()
+    times = []
+    for _ in range(runs):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        f()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return sorted(times)[runs // 2]
+
+
+def host(f, runs=200):
+    for _ in range(10):
+        f()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        f()
+        times.append(time.perf_counter() - begin)
+        torch.cuda.synchronize()
+    return sorted(times)[runs // 2] * 1e6
+
+
+def both(name, f, inputs, note=""):
+    """Times forward and backward of f(*inputs)."""
+    with_grad = [t for t in inputs if t.requires_grad]
+    out = f(*inputs)
+    out = out if isinstance(out, tuple) else (out,)
+    ups = [torch.randn_like(o) for o in out]
+    forward = timed(lambda: f(*inputs))
+    backward = timed(lambda: torch.autograd.grad(out, with_grad, ups, retain_graph=True))
+    print(f"{name:34s} {forward:9.0f} {backward:9.0f}   {note}", flush=True)
+    return forward, backward
+
+
+def eager_boundary(x, f, post, comb, fn, base, scale, weight):
+    n = 4
+    y = torch.einsum("rji,rjc->ric", comb.to(x.dtype), x) + post.to(x.dtype).unsqueeze(-1) * f.unsqueeze(-2)
+    flat = y.flatten(1)
+    z = F.linear(flat.float(), fn) * (flat.float().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    z = z * torch.cat([scale[0].expand(n), scale[1].expand(n), scale[2].expand(n * n)]) + base
+    m = z[:, 2 * n :].unflatten(-1, (n, n)).softmax(-1) + 1e-6
+    m = m / (m.sum(-2, keepdim=True) + 1e-6)
+    for _ in range(19):
+        m = m / (m.sum(-1, keepdim=True) + 1e-6)
+        m = m / (m.sum(-2, keepdim=True) + 1e-6)
+    h = ((z[:, :n].sigmoid() + 1e-6).unsqueeze(-1).to(x.dtype) * y).sum(1)
+    return y, F.rms_norm(h, (h.shape[-1],), weight.to(h.dtype), 1e-6), 2 * z[:, n : 2 * n].sigmoid(), m
+
+
+def randn(*shape, dtype=torch.bfloat16, by=1.0):
+    return (by * torch.randn(*shape, device="cuda", dtype=torch.float32)).to(dtype).requires_grad_()
+
+
+def mhc(rows, c, compile_too):
+    x, f = randn(rows, 4, c), randn(rows, c)
+    params = [randn(24, 4 * c, dtype=torch.float32, by=0.01), randn(24, dtype=torch.float32), randn(3, dtype=torch.float32), randn(c, dtype=torch.float32)]
+    h, coef = mhc_pre_coef(x, *params)
+    coef = coef.detach().requires_grad_()
+    print(f"mHC boundary, {rows} x 4 x {c}: {mhc_supported(x)}; backward: {mhc_supported(x, 'mhc_boundary_bwd')}")
+    both("  braid", lambda *a: mhc_boundary_coef(*a), [x, f, coef, *params])
+    post, comb = coef[:, 4:8].detach().requires_grad_(), coef[:, 8:].detach().unflatten(-1, (4, 4)).contiguous().requires_grad_()
+    both("  PyTorch, eager", eager_boundary, [x, f, post, comb, *params])
+    if compile_too:
+        both("  PyTorch, compiled", torch.compile(eager_boundary), [x, f, post, comb, *params])
+    small = [randn(256, 4, 256), randn(256, 256), coef[:256].detach().requires_grad_(), randn(24, 1024, dtype=torch.float32, by=0.01), *params[1:3], randn(256, dtype=torch.float32)]
+    y = mhc_boundary_coef(*small)
+    ups = [torch.randn_like(o) for o in y]
+    grads = [t for t in small if t.requires_grad]
+    with torch.no_grad():
+        plain = host(lambda: mhc_boundary_coef(*small))
+    print(f"  host: forward {plain:.0f} us without autograd, {host(lambda: mhc_boundary_coef(*small)):.0f} us with it, "
+          f"backward {host(lambda: torch.autograd.grad(y, grads, ups, retain_graph=True)):.0f} us")  # fmt: skip
+
+
+def experts(compile_too):
+    rows, e, d, f = 131072, 64, 2048, 1024
+    counts = torch.distributions.Multinomial(rows, torch.ones(e)).sample().int()
+    offsets = F.pad(counts.cumsum(0).int(), (1, 0)).cuda()
+    x, w13, w2, prob = randn(rows, d), randn(e, 2 * f, d, by=0.02), randn(e, d, f, by=0.02), randn(rows, dtype=torch.float32)
+    print(f"experts, {e} x ({d}, {f}), {rows} rows")
+    both("  braid", lambda x, a, b, p: expert_mlp(x, a, b, offsets, p), [x, w13, w2, prob])
+    gm = getattr(F, "grouped_mm", None) or torch._grouped_mm
+    act = (torch.compile if compile_too else lambda f: f)(lambda h, p: (F.silu(h.chunk(2, -1)[0].float()) * h.chunk(2, -1)[1].float() * p[:, None]).to(torch.bfloat16))
+    w1t, w2t = (w.detach().transpose(1, 2).contiguous().requires_grad_() for w in (w13, w2))
+    both("  grouped_mm + activation", lambda x, a, b, p: gm(act(gm(x, a, offs=offsets[1:]), p), b, offs=offsets[1:]), [x, w1t, w2t, prob])
+
+
+def scans():
+    b, s, h, p, n, g = 4, 4096, 64, 64, 128, 8
+    args = [randn(b, s, h, p), randn(b, s, h), (-torch.rand(h, device="cuda") - 0.5).requires_grad_(), randn(b, s, g, n), randn(b, s, g, n)]
+    print(f"ssd, {b} x {s}, {h} heads of {p}, state {n}")
+    both("  braid", lambda *a: ssd(*a, 128), args)
+    b, s, hk, hv, d = 4, 4096, 16, 32, 128
+    args = [randn(b, s, hk, d), randn(b, s, hk, d), randn(b, s, hv, d), randn(b, s, hv), randn(b, s, hv), randn(hv, dtype=torch.float32, by=0.1)]
+    print(f"gated delta rule, {b} x {s}, {hk}/{hv} heads of {d}")
+    both("  braid", lambda q, k, v, g, be, A: gated_delta_rule(q, k, v, g, be, A_log=A), args)
+
+
+def head(compile_too):
+    rows, d, v = 16384, 2048, 50304
+    h, w, label = randn(rows, d), randn(v, d, by=0.02), torch.randint(0, v, (rows,), device="cuda")
+    print(f"linear and cross entropy, {rows} x {d}, vocabulary {v} (forward has the gradients)")
+    both("  braid", lambda h, w: cross_entropy(h, w, label), [h, w])
+    f = (torch.compile if compile_too else lambda f: f)(lambda h, w: F.cross_entropy((h @ w.T).float(), label))
+    both("  PyTorch" + (", compiled" if compile_too else ""), f, [h, w])
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--rows", type=int, default=16384)
+    ap.add_argument("--channels", type=int, default=2048)
+    ap.add_argument("--no-compile", action="store_true")
+    ap.add_argument("--only", default="mhc,experts,scans,head")
+    a = ap.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("braid_kernels.bench needs a GPU that torch sees")
+    torch.manual_seed(0)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, libbraidk {library().build}")
+    print(f"{'':34s} {'forward':>9s} {'backward':>9s}   us")
+    parts = {"mhc": lambda: mhc(a.rows, a.channels, not a.no_compile), "experts": lambda: experts(not a.no_compile), "scans": scans,
+             "head": lambda: head(not a.no_compile)}  # fmt: skip
+    for name in a.only.split(","):
+        parts[name]()
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
