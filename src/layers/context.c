@@ -81,6 +81,7 @@ void context_gather(struct build *b, const char *name, const struct context_rows
                                   .all = r->seen * r->width};
     double bytes = (double)tensor_bytes(&g->slots[r->all].shape);
     int n = graph_node(g, name, LANE_COMM, self);
+    graph_role(g, n, ROLE_CONTEXT);
     GRAPH_PHASE(g, n, PH_FWD, gather_step, [ROWS_OWN] = READS(r->own), [ROWS_ALL] = WRITES(r->all));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (!training(b))
@@ -120,12 +121,14 @@ void context_halo(struct build *b, const char *name, const struct context_edge *
         return;
     *self = (struct context_node){.mesh = b->mesh, .what = graph_name(g, name)};
     int n = graph_node(g, name, LANE_COMM, self);
+    graph_role(g, n, ROLE_CONTEXT);
     GRAPH_PHASE(g, n, PH_FWD, shift_fwd, [EDGE_SEND] = READS(e->tail), [EDGE_RECV] = WRITES(e->halo));
-    graph_cost(g, n, PH_FWD, 0, bytes_of(b, e->tail));
+    double bytes = bytes_of(b, e->tail != NO_SLOT ? e->tail : e->halo);
+    graph_cost(g, n, PH_FWD, 0, bytes);
     if (!training(b))
         return;
     GRAPH_PHASE(g, n, PH_BWD, shift_bwd, [EDGE_SEND] = READS(e->dhalo), [EDGE_RECV] = WRITES(e->dtail));
-    graph_cost(g, n, PH_BWD, 0, bytes_of(b, e->dhalo));
+    graph_cost(g, n, PH_BWD, 0, bytes);
 }
 
 static int pass_by(const struct step_ctx *c, bool back)
@@ -151,6 +154,7 @@ static void declare_pass(struct build *b, const struct context_state *s, int pas
     *self = (struct context_node){.mesh = b->mesh, .what = graph_name(g, name), .pass = pass};
     bool gives = b->mesh->cp_rank == pass - 1, takes = b->mesh->cp_rank == pass;
     int n = graph_node(g, name, LANE_COMM, self);
+    graph_role(g, n, ROLE_CONTEXT);
     GRAPH_PHASE(
         g, n, PH_FWD,
         pass_fwd, [EDGE_SEND] = READS(gives ? s->final : NO_SLOT), [EDGE_RECV] = WRITES(takes ? s->init : NO_SLOT));

@@ -127,7 +127,8 @@ enum node_role {
     ROLE_CUT_OUT,  /* stream to the stage after, its gradient from it */
     /* weights of a unit of layers from the ranks that own pieces of them (forward; replay: again, for backward) */
     ROLE_GATHER,
-    ROLE_REDUCE, /* gradients of a unit to their owners, after the last contribution */
+    ROLE_REDUCE,  /* gradients of a unit to their owners, after the last contribution */
+    ROLE_CONTEXT, /* between ranks that divide sequences: keys and values, states, edges */
 };
 struct node {
     const char *name; /* "3.attn.qkv" */

@@ -86,9 +86,14 @@ int sim_add_units(struct sim *s, const struct schedule_opts *o, const struct sch
     return ST_OK;
 }
 
-/* What a step of a plan is to the other ranks; meetings: collectives of the group so far. */
+/* Collectives so far. */
+struct meetings {
+    int64_t group, line;
+};
+
+/* What a step of a plan is to the other ranks. */
 static void set_kind(struct sim_task *t, const struct sim_place *at, const struct node *n, const struct step_ref *r,
-                     int64_t *meetings)
+                     struct meetings *meetings)
 {
     int segment = n->chunk * at->pp + at->pp_rank;
     bool backward = r->phase == PH_BWD;
@@ -98,14 +103,20 @@ static void set_kind(struct sim_task *t, const struct sim_place *at, const struc
         t->key = message_key(in ? segment : segment + 1, r->mb, backward);
     } else if ((n->role == ROLE_DISPATCH || n->role == ROLE_COMBINE) && at->group >= 0) {
         t->kind = SIM_GROUP;
-        t->key = INT64_MIN + ((int64_t)at->group << 40) + (*meetings)++;
+        t->key = INT64_MIN + ((int64_t)at->group << 40) + meetings->group++;
+    } else if (n->role == ROLE_CONTEXT && at->line >= 0) {
+        int64_t number = meetings->line++;
+        if (n->phase[r->phase].bytes > 0) { /* else it is between two others */
+            t->kind = SIM_GROUP;
+            t->key = INT64_MIN / 2 + ((int64_t)at->line << 40) + number;
+        }
     }
 }
 
 int sim_add_plan(struct sim *s, const struct sim_place *at, const struct plan *p, sim_seconds seconds, const void *ctx,
                  struct err *e)
 {
-    int64_t meetings = 0;
+    struct meetings meetings = {0};
     int first = s->rank[at->rank].n;
     for (int i = 0; i < p->n_steps; i++) {
         const struct step *st = &p->steps[i];

@@ -45,9 +45,10 @@ int sim_add(struct sim *s, int rank, const struct sim_task *t, struct err *e);
 int sim_add_units(struct sim *s, const struct schedule_opts *o, const struct schedule_units *units, double forward,
                   double backward, struct err *e);
 /* The steps of a plan; `seconds` gives the time of one. Cuts (ROLE_CUT_*) become messages between the stages,
- * dispatches and combines meet within ranks of the same group (-1: each alone). */
+ * dispatches and combines meet within ranks of the same group, messages of context parallelism within those of the same
+ * line (-1: each alone). */
 struct sim_place {
-    int rank, pp, pp_rank, vpp, group;
+    int rank, pp, pp_rank, vpp, group, line;
 };
 typedef double (*sim_seconds)(const void *ctx, const struct plan *p, int step);
 int sim_add_plan(struct sim *s, const struct sim_place *at, const struct plan *p, sim_seconds seconds, const void *ctx,

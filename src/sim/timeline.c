@@ -6,8 +6,8 @@
 
 const char *task_kind_name(enum task_kind k)
 {
-    static const char *const names[] = {"forward", "backward", "dw",     "replay", "update", "dispatch",
-                                        "combine", "cut",      "reduce", "gather", "summary"};
+    static const char *const names[] = {"forward", "backward", "dw",     "replay", "update",  "dispatch",
+                                        "combine", "cut",      "reduce", "gather", "context", "summary"};
     return names[k];
 }
 
@@ -72,7 +72,8 @@ static int add_run(struct timeline *tl, struct timeline_half *h, int r, const st
                                  .pp = m->pp,
                                  .pp_rank = m->pp_rank,
                                  .vpp = m->vpp,
-                                 .group = tl->column ? -1 : m->pp_rank * m->edp + m->edp_rank};
+                                 .group = tl->column ? -1 : m->pp_rank * m->edp + m->edp_rank,
+                                 .line = tl->column ? -1 : (m->pp_rank * m->dp + m->dp_rank) * m->tp + m->tp_rank};
     cost.first_mb = mb == 0;
     cost.last_mb = mb + p->n_mb >= tl->rank[r].t.n_micro;
     int first = h->sim.rank[r].n;

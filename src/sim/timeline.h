@@ -42,6 +42,7 @@ enum task_kind {
     KIND_CUT,
     KIND_REDUCE,
     KIND_GATHER,
+    KIND_CONTEXT,
     KIND_SUMMARY, /* counts, norms: a few numbers */
     KIND_COUNT,
 };

@@ -167,6 +167,8 @@ enum task_kind step_kind(const struct plan *p, int step)
         return KIND_CUT;
     if (n->role == ROLE_GATHER || n->role == ROLE_REDUCE)
         return n->role == ROLE_GATHER ? KIND_GATHER : KIND_REDUCE;
+    if (n->role == ROLE_CONTEXT)
+        return KIND_CONTEXT;
     bool update = strncmp(n->name, "update.", 7) == 0;
     if (s->lane != LANE_COMM)
         return update ? KIND_UPDATE : phases[s->ref.phase];
@@ -198,6 +200,10 @@ double step_seconds(const void *ctx, const struct plan *p, int step)
         if (n->role == ROLE_NONE) /* both ends of a pipeline */
             return 2 * c->m->link_delay + ph->bytes / c->m->link;
         return n->per_step && !(n->role == ROLE_GATHER ? c->first_mb : c->last_mb) ? 0 : unit_seconds(c, n, ph);
+    case KIND_CONTEXT:
+        return ph->bytes > 0
+                   ? exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->cp_rank, mesh->cp, mesh->tp), ph->bytes)
+                   : 0;
     case KIND_SUMMARY: return mesh->world > 1 ? c->m->link_delay : 0;
     default: return compute_seconds(c, p, step);
     }

@@ -51,6 +51,9 @@ mesh DP2xEP2 4 "$flat" --parallel.ep=2
 mesh PP2xEP2 4 "$cut2" --parallel.pp=2 --parallel.ep=2
 mesh PP2xVPP2xEP2-overlap 4 "$cut4" --parallel.pp=2 --parallel.ep=2 --parallel.overlap=ep --plan.delay_dw=on
 mesh VPP4 1 "$cut4" --parallel.vpp=4
+mesh CP4 4 "$flat" --parallel.cp=4
+mesh DP2xCP2-zero3 4 "$flat" --parallel.cp=2 --parallel.zero=3
+mesh CP2xPP2xEP2 4 "$cut2" --parallel.cp=2 --parallel.pp=2 --parallel.ep=2
 mesh MTP-alone 4 "$empty" --parallel.pp=4
 mesh MTP-alone-VPP2xEP2-overlap 4 "$empty" --parallel.pp=2 --parallel.ep=2 --parallel.overlap=ep
 
@@ -80,6 +83,8 @@ cp "$dir/tail" "$dir/tail.one"
 ok "one rank continues what PP2xVPP2xEP2 saved" continues PP2xVPP2xEP2-overlap 1 "$flat"
 ok "alike" agrees
 ok "EP4 continues what PP4 saved" continues PP4 4 "$flat" --parallel.ep=4
+ok "alike" agrees
+ok "CP2xEP4 continues what CP4 saved" continues CP4 4 "$flat" --parallel.cp=2 --parallel.ep=4
 ok "alike" agrees
 ok "PP2xVPP2 continues what EP4 saved" continues EP4 2 "$cut4" --parallel.pp=2
 ok "alike" agrees

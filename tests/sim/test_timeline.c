@@ -122,6 +122,30 @@ static void a_dispatch_takes_what_the_link_needs(void **state)
     close_timeline(&tl, &c);
 }
 
+/* Ranks that divide sequences: keys and values take their time on the link, and a scan waits for that of the rank
+ * before it. */
+static void parts_of_sequences_wait_for_each_other(void **state)
+{
+    struct machine m = slow_machine();
+    struct config c;
+    struct timeline tl;
+    double want = 0;
+    (void)state;
+    open_timeline(&tl, &c, MODEL "model.pattern=*- parallel.ranks=2 parallel.cp=2 train.global_batch=3", &m);
+    const struct graph *g = &tl.rank[1].t.train.g;
+    for (int i = 0; i < g->n_nodes; i++)
+        for (enum phase_id ph = PH_FWD; g->nodes[i].role == ROLE_CONTEXT && ph <= PH_BWD; ph++)
+            want += 3 * (m.link_delay + g->nodes[i].phase[ph].bytes / 2 / m.inner);
+    assert_true(want > 0 && fabs(tl.rank[1].moved[KIND_CONTEXT] - want) < 1e-6 * want);
+    close_timeline(&tl, &c);
+    open_timeline(&tl, &c,
+                  MODEL "model.pattern=M- model.mamba_head_dim=4 parallel.ranks=2 parallel.cp=2 train.global_batch=3",
+                  &m);
+    assert_true(tl.rank[1].moved[KIND_CONTEXT] > 0);
+    assert_true(tl.rank[0].bubble + tl.rank[0].exposed[KIND_CONTEXT] > 0); /* for the gradient of its state */
+    close_timeline(&tl, &c);
+}
+
 static void a_far_rank_is_reached_over_the_link(void **state)
 {
     struct machine m = slow_machine();
@@ -355,6 +379,7 @@ int main(void)
         cmocka_unit_test(brackets_take_no_time),
         cmocka_unit_test(one_rank_takes_the_sum_of_its_nodes),
         cmocka_unit_test(a_dispatch_takes_what_the_link_needs),
+        cmocka_unit_test(parts_of_sequences_wait_for_each_other),
         cmocka_unit_test(a_far_rank_is_reached_over_the_link),
         cmocka_unit_test(overlap_hides_most_of_what_travels),
         cmocka_unit_test(a_busy_link_slows_computing),

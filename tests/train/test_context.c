@@ -95,6 +95,8 @@ static const char *const models[] = {
     "model.attention_dropout=0.2 model.dropout=0.1" PACKED,
     "model.pattern=*-*- model.qk_norm=row model.rope=none model.attn_sink=off_by_one model.bias=on",
     "model.pattern=*-*-/*-/*- model.norm=layer model.position=learned model.rope=none model.dropout=0.1",
+    /* adapters: most weights are frozen, messages stay */
+    "model.pattern=*-M- lora.rank=4",
     /* latent attention, with and without a latent of queries */
     "model.pattern=+-+-/+- model.attention_dropout=0.3" PACKED,
     "model.pattern=+-+- model.mla_q_rank=10 model.bias=on",

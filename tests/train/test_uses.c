@@ -255,6 +255,9 @@ static const char *const elsewhere[] = {
     "data.eod_token",
     "data.accept_change", /* tests/cmd/test_bad_day.sh */
     "run.load_step",
+    "parallel.tp", /* tests/train/test_verify.c */
+    "parallel.etp",
+    "parallel.cp",   /* tests/train/test_context.c */
     "parallel.port", /* tests/comm/test_start.c */
     "parallel.secret",
     "generate.prompt_file",
