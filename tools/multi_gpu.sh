@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Everything about many ranks that needs several GPUs: NCCL's calls and what the links carry, losses of each mesh against one GPU, bits of
-# each schedule against the plain one, and step times. Prints the tables of docs/PARALLEL.md; --write puts them there.
+# each schedule against the plain one, and step times. Prints the tables of docs/PARALLEL.md; --write puts them there. With more ranks than
+# GPUs, ranks share them (parallel.comm=ipc): everything is checked as well, but times say nothing. tests/gpu/ranks.sh compares with the CPU.
 #
-#   tools/multi_gpu.sh [--write] [BUILD]        a machine with 2, 4 or 8 GPUs and a built tree (make, make gpu-tests)
+#   tools/multi_gpu.sh [--write] [BUILD]        a machine with GPUs and a built tree (make, make gpu-tests)
 #
-#   GPUS=4          ranks; default: all GPUs, at most 8, a power of two
+#   GPUS=4          ranks; default: all GPUs, at most 8, a power of two; 4 on a machine with one GPU
 #   DEVICE=cpu      without GPUs, small models: a rehearsal of this script
 #   CONFIG=FILE     the model whose steps are timed (default configs/h200/moe-3.6b.ini); STEPS=10
 set -u
@@ -18,11 +19,12 @@ for program in "$braid" "$check"; do
     [ -x "$program" ] || { echo "no $program: run make and make gpu-tests first" >&2; exit 2; }
 done
 found=$([ "$device" = cuda ] && nvidia-smi -L 2>/dev/null | grep -c '^GPU' || echo 4)
-gpus=${GPUS:-$found}
+[ "$found" -ge 1 ] || { echo "no GPU was found; DEVICE=cpu rehearses this script" >&2; exit 2; }
+gpus=${GPUS:-$([ "$found" -gt 1 ] && echo "$found" || echo 4)}
 for n in 8 4 2 0; do
     [ "$gpus" -ge $n ] && { gpus=$n; break; }
 done
-[ "$gpus" -ge 2 ] || { echo "this needs 2 GPUs at least, and found $found" >&2; exit 2; }
+[ "$gpus" -ge 2 ] || { echo "GPUS=$gpus: this needs 2 ranks at least" >&2; exit 2; }
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 tables=$dir/tables.md
@@ -57,7 +59,7 @@ verdict() { # ok|not text
 
 # ---- the links ------------------------------------------------------------------------------------------------------------
 name=$([ "$device" = cuda ] && nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 || uname -m)
-note "Machine: $gpus x $name, $(date +%F), $("$braid" --version 2>/dev/null | head -n 1)"
+note "Machine: $found x $name, $gpus ranks, $(date +%F), $("$braid" --version 2>/dev/null | head -n 1)"
 note ""
 note "| call | ranks | size, KiB | us | GB/s out of each rank |"
 note "|---|---|---|---|---|"
@@ -84,7 +86,7 @@ apart() { # run folder, run folder: largest relative difference of the losses, o
 note ""
 note "| mesh | losses of 10 steps against one rank, fp32 | bits against the plain schedule of this mesh |"
 note "|---|---|---|"
-meshes=("DP$gpus|$gpus|" "EP$gpus|$gpus|--parallel.ep=$gpus" "PP2xVPP2|2|--parallel.pp=2" "EP2 overlap|2|--parallel.ep=2 --parallel.overlap=ep"
+meshes=("DP$gpus|$gpus|" "DP$gpus, zero 2|$gpus|--parallel.zero=2" "DP$gpus, zero 3|$gpus|--parallel.zero=3" "EP$gpus|$gpus|--parallel.ep=$gpus" "PP2xVPP2|2|--parallel.pp=2" "EP2 overlap|2|--parallel.ep=2 --parallel.overlap=ep"
         "EP2 overlap, dW delayed|2|--parallel.ep=2 --parallel.overlap=ep --plan.delay_dw=on")
 [ "$gpus" -ge 4 ] && meshes+=("PP4|4|--parallel.pp=4" "DP2xEP2|4|--parallel.ep=2" "PP2xVPP2xEP2|4|--parallel.pp=2 --parallel.ep=2"
                              "PP2xVPP2xEP2 overlap|4|--parallel.pp=2 --parallel.ep=2 --parallel.overlap=ep")
@@ -136,7 +138,7 @@ if [ "$gpus" -ge 4 ]; then
     done
 fi
 
-if [ $write = yes ] && [ $failed = 0 ] && [ "$device" = cuda ]; then
+if [ $write = yes ] && [ $failed = 0 ] && [ "$device" = cuda ] && [ "$found" -ge "$gpus" ]; then
     awk -v tables="$tables" '/<!-- multi_gpu: begin -->/ { print; while ((getline line < tables) > 0) print line; skip = 1 }
         /<!-- multi_gpu: end -->/ { skip = 0 } !skip && !/<!-- multi_gpu: begin -->/ { print }' docs/PARALLEL.md >"$dir/doc" && cp "$dir/doc" docs/PARALLEL.md
     echo "written to docs/PARALLEL.md"

@@ -88,23 +88,50 @@ static void hold_stop_signals(void)
     pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
-static void announce(const struct trainer *t)
+static int64_t allocated(const struct trainer *t)
+{
+    int64_t bytes = 0;
+    for (int a = 0; a < ARENA_COUNT; a++)
+        bytes += t->model.mem.allocated[a];
+    return bytes;
+}
+
+/* What each rank took, as `braid plan` lists it. Every rank calls it. */
+static int memory_of_ranks(const struct trainer *t, struct buf *out, struct err *e)
+{
+    enum { NAMED = 16 };
+    const struct mesh *m = &t->model.mesh;
+    int64_t mine = allocated(t), *all = NULL;
+    char text[32];
+    if (m->world == 1)
+        return ST_OK;
+    TRY(mem_array((void **)&all, (size_t)m->world, sizeof *all, e));
+    int st = comm_host_gather(m->all, "memory", &mine, (int64_t)sizeof mine, all, e);
+    for (int r = 0; st == ST_OK && r < m->world && r < NAMED; r++)
+        buf_addf(out, "%s%s", r == 0 ? "allocated by each rank: " : ", ",
+                 human_bytes((double)all[r], text, sizeof text));
+    buf_addf(out, "%s\n", m->world > NAMED ? ", ..." : "");
+    free(all);
+    return st;
+}
+
+static void announce(const struct trainer *t, const char *memory_of_all)
 {
     struct buf text;
     struct err e = {0};
     char count[32], memory[32], mesh[160];
-    int64_t bytes = 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
-        bytes += t->model.mem.allocated[a];
+    int64_t bytes = allocated(t);
     buf_init(&text, 0);
     dataset_describe(t->train_data, &text);
     const struct mesh *m = &t->model.mesh;
     if (m->world > 1)
         fprintf(stderr, "%d ranks (%s): %s\n", m->world, comm_kind_name(world_kind(t->world)),
                 mesh_text(m, mesh, sizeof mesh));
-    fprintf(stderr, "%s\nmodel %s: %s parameters%s, %s planned and allocated\n%s", t->dev.name, t->cfg->model.pattern,
+    if (m->world > 1 && world_note(t->world)[0] != '\0')
+        fprintf(stderr, "%s\n", world_note(t->world));
+    fprintf(stderr, "%s\nmodel %s: %s parameters%s, %s planned and allocated\n%s%s", t->dev.name, t->cfg->model.pattern,
             human_count((double)param_table_elems(&t->model.params), count, sizeof count),
-            m->world > 1 ? " on this rank" : "", human_bytes((double)bytes, memory, sizeof memory),
+            m->world > 1 ? " on this rank" : "", human_bytes((double)bytes, memory, sizeof memory), memory_of_all,
             text.text ? text.text : "");
     buf_clear(&text);
     model_print_kernels(t->cfg, &t->dev, &text);
@@ -150,8 +177,13 @@ static int train(struct trainer *t, const struct rank_place *place, const struct
         TRY(load_base(&t->model, j->from, e));
     if (j->from == NULL && c->run.load_weights[0] != '\0')
         TRY(cmd_take_weights(&t->model, e));
-    if (!c->run.quiet && trainer_is_rank0(t))
-        announce(t);
+    struct buf memory;
+    buf_init(&memory, 0);
+    int st = memory_of_ranks(t, &memory, e);
+    if (st == ST_OK && !c->run.quiet && trainer_is_rank0(t))
+        announce(t, memory.text ? memory.text : "");
+    buf_release(&memory);
+    TRY(st);
     TRY(start_folder(t, e));
     startup_watch_end(j->watch); /* from here on the loop asks for signals */
     if (t->step < c->train.steps)

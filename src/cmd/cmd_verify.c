@@ -3,6 +3,7 @@
 #include "cmd/cmd.h"
 #include "train/verify.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,7 +16,8 @@ static const char usage[] =
     "gradients. In\n"
     "double precision, so that another order of sums differs by 1e-15 and a mistake does not. Prints a table; exits 1 "
     "if a variant\n"
-    "differs by more than 1e-9. --only takes variants whose name contains TEXT.\n"
+    "differs by more than 1e-9: in losses, the gradient norm, gradients, parameters or the checkpoint. --only takes "
+    "variants whose name contains TEXT.\n"
     "Beside the variants with names of their own, so many combinations are taken that every pair of options is among "
     "them; with --all=on all.\n";
 static const char own_options[] = "model.pattern model.layers model.mhc_streams model.experts";
@@ -26,11 +28,11 @@ static void show_row(const struct verify_row *r)
     switch (r->outcome) {
     case VERIFY_SAME_BITS: printf("bit-equal%42s", ""); break;
     case VERIFY_CLOSE:
-        printf("equal but for the order of sums: %-7.1e %10s", r->grad > r->param ? r->grad : r->param, "");
+        printf("equal but for the order of sums: %-7.1e %10s", fmax(fmax(r->grad, r->param), r->saved), "");
         break;
     case VERIFY_DIFFERS:
-        printf("DIFFERS: loss %.1e, norm %.1e, gradient %.1e, parameter %.1e\n%64slargest in %s ", r->loss, r->norm,
-               r->grad, r->param, "", r->where);
+        printf("DIFFERS: loss %.1e, norm %.1e, gradient %.1e, parameter %.1e, checkpoint %.1e\n%64slargest in %s ",
+               r->loss, r->norm, r->grad, r->param, r->saved, "", r->where);
         break;
     case VERIFY_REFUSED: printf("refused: %s ", r->why.msg); break;
     }

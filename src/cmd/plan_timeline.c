@@ -154,10 +154,12 @@ static const struct variant variants[VARIANTS] = {
 
 /* Results for the microbatches of a step, which depend on the stage but not on how many others do the same. */
 struct found {
+    bool refused; /* this schedule is not possible on the mesh */
     double seconds, exposed, bubble;
     int64_t working[MOST_STAGES];
 };
 struct result {
+    bool refused;
     double seconds, exposed, bubble; /* shares of the step */
     int64_t memory;
 };
@@ -198,7 +200,26 @@ static int default_shapes(const struct config *c, struct shape *list, int *n, st
     return ST_OK;
 }
 
-static int micros_of(const struct shape *s) { return s->pp > 1 ? 4 * s->pp : 8; }
+/* Microbatches of a data-parallel rank: those of train.global_batch where it was given (batch), else enough to fill the
+ * pipeline. An error where the mesh does not divide. */
+static int micros_of(const struct config *c, const struct shape *s, int64_t batch, int *micros, struct err *e)
+{
+    struct mesh mesh;
+    const struct mesh_sizes sizes = {.pp = s->pp,
+                                     .vpp = s->vpp,
+                                     .ep = s->ep,
+                                     .tp = (int)c->parallel.tp,
+                                     .cp = (int)c->parallel.cp,
+                                     .etp = (int)c->parallel.etp};
+    TRY(mesh_place(&mesh, &sizes, s->gpus, 0, e));
+    int64_t at_once = c->train.micro_batch * mesh.dp;
+    *micros = batch > 0 ? (int)(batch / at_once) : s->pp > 1 ? 4 * s->pp : 8;
+    if (batch > 0 && batch % at_once != 0)
+        return err_set(e, ST_USAGE,
+                       "train.global_batch = %lld does not divide into microbatches of %lld on %d data-parallel ranks",
+                       (long long)batch, (long long)c->train.micro_batch, mesh.dp);
+    return ST_OK;
+}
 
 /* What the two all-to-alls of a layer's forward pass take, as FLOPs of a token; half of it, since
  * schedules hide some. */
@@ -272,7 +293,8 @@ static int predict_update(struct config *c, const struct machine *m, const struc
     for (int w = 0; st == ST_OK && w < VARIANTS; w++) {
         double exposed = train[w].exposed, bubble = train[w].bubble, total = train[w].seconds + tl.seconds;
         add_up(&tl, &exposed, &bubble);
-        out[w] = (struct result){.seconds = total, .exposed = exposed / total, .bubble = bubble / total};
+        out[w] = (struct result){
+            .refused = train[w].refused, .seconds = total, .exposed = exposed / total, .bubble = bubble / total};
         for (int r = 0; r < tl.n; r++)
             out[w].memory =
                 max_i64(out[w].memory, tl.rank[r].persistent + train[w].working[tl.rank[r].t.model.mesh.pp_rank]);
@@ -290,17 +312,31 @@ static double model_tflops(const struct config *c, double seconds, int gpus, str
            gpus * 1e-12;
 }
 
-static void print_row(const struct config *c, const struct machine *m, const struct shape *s, int micros,
-                      const struct result *r, struct err *e)
+static void print_mesh(const struct config *c, const struct shape *s)
 {
     char mesh[48];
     snprintf(mesh, sizeof mesh, "PP%d VPP%d EP%d DP%d", s->pp, s->vpp, s->ep, batch_ranks(c, s));
-    printf("%5d  %-22s %3d", s->gpus, mesh, micros);
-    for (int w = 0; w < VARIANTS; w++)
+    printf("%5d  %-22s", s->gpus, mesh);
+}
+
+static void print_row(const struct config *c, const struct machine *m, const struct shape *s, int micros,
+                      const struct result *r, struct err *e)
+{
+    double first = 0, last = 0;
+    print_mesh(c, s);
+    printf(" %3d", micros);
+    for (int w = 0; w < VARIANTS; w++) {
+        if (r[w].refused) {
+            printf(" | %-31s", "not possible");
+            continue;
+        }
+        first = first > 0 ? first : r[w].seconds;
+        last = r[w].seconds;
         printf(" | %8.0f %5.0f %4.0f%% %4.0f%% %4.0f%s", r[w].seconds * 1e3, model_tflops(c, r[w].seconds, s->gpus, e),
                100 * r[w].exposed, 100 * r[w].bubble, (double)r[w].memory * 1e-9,
                (double)r[w].memory > m->memory ? "!" : " ");
-    printf(" | %.2fx\n", r[0].seconds / r[VARIANTS - 1].seconds);
+    }
+    printf(" | %.2fx\n", first / last);
     fflush(stdout);
 }
 
@@ -336,32 +372,70 @@ static bool same_train(const struct machine *m, const struct shape *a, const str
     return a->pp == b->pp && a->vpp == b->vpp && a->ep == b->ep && least->gpus / least->pp / least->ep >= m->gpus;
 }
 
+static bool is_refusal(int st) { return st == ST_USAGE || st == ST_INVALID || st == ST_UNSUPPORTED; }
+
+/* Every schedule that the mesh allows; the first refusal is the error where it allows none. */
+static int predict_schedules(struct config *c, const struct machine *m, struct found *train, struct err *e)
+{
+    int possible = 0;
+    struct err why = {0};
+    for (int w = 0; w < VARIANTS; w++) {
+        int st = predict_train(c, &variants[w], m, &train[w], e);
+        train[w].refused = is_refusal(st);
+        possible += st == ST_OK;
+        if (st != ST_OK && !train[w].refused)
+            return st;
+        if (st != ST_OK && why.code == ST_OK)
+            why = *e;
+        if (st != ST_OK)
+            err_clear(e);
+    }
+    if (possible > 0)
+        return ST_OK;
+    *e = why;
+    return why.code;
+}
+
+static int predict_mesh(struct config *c, const char *pattern, const struct machine *m, const struct shape *s,
+                        int micros, bool known, struct found *train, struct err *e)
+{
+    struct result row[VARIANTS];
+    TRY(set_shape(c, pattern, m, s, micros, e));
+    if (!known)
+        TRY(predict_schedules(c, m, train, e));
+    TRY(set_shape(c, pattern, m, s, 1, e)); /* the update is the same, and planned quickly */
+    TRY(predict_update(c, m, train, row, e));
+    TRY(set_shape(c, pattern, m, s, micros, e));
+    print_row(c, m, s, micros, row, e);
+    return ST_OK;
+}
+
 static int predict(struct config *c, const char *text, const struct machine *m, struct err *e)
 {
     struct shape list[MOST_MESHES];
     struct found train[VARIANTS];
-    struct result row[VARIANTS];
     char *pattern = strdup(c->model.pattern);
-    int n = 0, st;
+    int64_t batch = config_source_of(c, "train.global_batch").source != CFG_FROM_AUTO ? c->train.global_batch : 0;
+    int n = 0, st, last = -1, last_micros = 0; /* last: the mesh that train is of */
     if (pattern == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
     st = strcmp(text, "default") == 0 ? default_shapes(c, list, &n, e) : parse_shapes(text, list, &n, e);
     if (st == ST_OK)
         print_head(c, m);
     for (int i = 0; st == ST_OK && i < n; i++) {
-        int micros = micros_of(&list[i]);
-        bool known = i > 0 && same_train(m, &list[i], &list[i - 1]);
-        st = set_shape(c, pattern, m, &list[i], micros, e);
-        for (int w = 0; st == ST_OK && !known && w < VARIANTS; w++)
-            st = predict_train(c, &variants[w], m, &train[w], e);
+        int micros = 0;
+        st = micros_of(c, &list[i], batch, &micros, e);
+        bool known = last >= 0 && micros == last_micros && same_train(m, &list[i], &list[last]);
         if (st == ST_OK)
-            st = set_shape(c, pattern, m, &list[i], 1, e); /* the update is the same, and planned quickly */
-        if (st == ST_OK)
-            st = predict_update(c, m, train, row, e);
-        if (st == ST_OK)
-            st = set_shape(c, pattern, m, &list[i], micros, e);
-        if (st == ST_OK)
-            print_row(c, m, &list[i], micros, row, e);
+            st = predict_mesh(c, pattern, m, &list[i], micros, known, train, e);
+        last = st == ST_OK ? i : -1;
+        last_micros = micros;
+        if (is_refusal(st)) {
+            print_mesh(c, &list[i]);
+            printf("     | skipped: %s\n", e->msg);
+            err_clear(e);
+            st = ST_OK;
+        }
     }
     free(pattern);
     return st;

@@ -111,7 +111,8 @@ int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r,
                            .secret = c->parallel.secret,
                            .loop_rate = c->parallel.loop_gbps * 1e9,
                            .loop_latency = c->parallel.loop_us * 1e-6,
-                           .loop_ranks = (int)c->parallel.loop_ranks};
+                           .loop_ranks = (int)c->parallel.loop_ranks,
+                           .choose_gpus = c->parallel.comm == CFG_COMM_AUTO};
     struct world *w = NULL;
     int st;
     if (r->kind == COMM_SELF && r->ranks == 1) {

@@ -284,7 +284,7 @@ int comm_gather_pieces(struct comm *c, struct lane *l, const char *what, const s
                        (long long)mine, (long long)tensor_elems(own));
     char *place = elem_at(x, piece_begin(x, piece, c->rank));
     const char *from = mine > 0 ? own->data : place;
-    if (from != place)
+    if (from != place && !c->world->on_lane->plays_link) /* which moves it there itself */
         TRY(move_bytes(l, place, from, mine * size, l->err));
     if (!moves(c))
         return ST_OK;

@@ -1,10 +1,10 @@
 /* Ranks and the communication between them.
  *
  * A *world* is all ranks of a run, reached by one transport: self (one rank), threads (ranks of one process), mpi,
- * nccl (GPUs; a host transport beside it for start and agreement), loop (one rank whose messages to itself cost what a
- * link would). A *comm* is a group of them. Collectives take tensors: counts and types follow from them, and differing
- * ones are an error. Every rank of a group calls the same collectives in the same order; the board (below) shows which
- * rank did not.
+ * nccl (GPUs; a host transport beside it for start and agreement), ipc (processes of one host that read each other's
+ * memory, so that they may share a GPU), loop (one rank whose messages to itself cost what a link would). A *comm* is a
+ * group of them. Collectives take tensors: counts and types follow from them, and differing ones are an error. Every
+ * rank of a group calls the same collectives in the same order; the board (below) shows which rank did not.
  *
  * Sums are taken in rank order on every transport, so that bits depend on the mesh alone: a reduction is an exchange of
  * pieces followed by our own sum. A transport therefore only moves bytes: exchange, send, receive.
@@ -122,7 +122,9 @@ struct world_opts {
     double loop_rate;    /* loop: bytes per second, and seconds per message */
     double loop_latency;
     int loop_ranks;  /* loop: as how many ranks one rank's exchanges count for their cost */
-    struct dev *dev; /* nccl, loop: the GPU; may be set later by world_device */
+    struct dev *dev; /* nccl, ipc, loop: the GPU; may be set later by world_device */
+    /* nccl: becomes ipc where ranks share a GPU, which NCCL refuses; decided when the device is open */
+    bool choose_gpus;
     /* of a process rank that failed earlier: it joins only to report that, so that rank 0 prints the error */
     int status;
     const struct err *why;
@@ -142,8 +144,13 @@ int world_device(struct world *w, struct dev *dev, struct err *e); /* after the 
 void world_close(struct world *w);
 /* Waits for the device like dev sync, but under the timeout, and names the rank it is due to. */
 int world_sync(struct world *w, const char *what, struct err *e);
-/* May a plan with collectives be captured and replayed (GPU)? Not with thread ranks, which meet on the host; with nccl
- * only if the plan sends nothing from stage to stage. */
+/* Device memory that collectives have touched is about to be freed or allocated anew: nobody keeps it open. Every rank
+ * calls it. */
+int world_forget(struct world *w, struct err *e);
+/* Why this transport was chosen, a sentence; "": it was asked for, or there is no other. */
+const char *world_note(const struct world *w);
+/* May a plan with collectives be captured and replayed (GPU)? Not with thread ranks and ipc, which meet on the host;
+ * with nccl only if the plan sends nothing from stage to stage. */
 bool world_captures(const struct world *w, bool sends);
 int world_rank(const struct world *w);
 int world_size(const struct world *w);
@@ -194,12 +201,14 @@ struct mesh {
     struct comm *ends_comm;  /* first and last stage of this column, where embeddings are shared; NULL elsewhere */
     int64_t ep_rows;         /* rows a buffer between two ranks of ep_comm holds; 0: by parallel.ep_capacity */
     bool ep_nodes;           /* experts exchange rows through ep_comm even if it has one member (loop) */
+    bool dp_nodes;           /* gradients and weights are exchanged even where no other rank has a copy (loop) */
 };
 struct mesh_sizes {
     int pp, vpp, ep;               /* 1 or more */
     int first_layers, last_layers; /* 0: an even share */
     int zero;                      /* 0 .. 3 */
     int tp, cp, etp;               /* 0 counts as 1 */
+    bool loop_dp;                  /* a loop plays the exchanges of copies, not those of experts */
 };
 /* Pure: the place of a rank; refuses numbers that do not divide, naming the option. */
 int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, struct err *e);

@@ -44,6 +44,7 @@ struct transport {
     int (*ring)(struct comm *c, struct err *e); /* neighbours of this group will send to each other */
     int (*device)(struct world *w, struct err *e);
     int (*sync)(struct world *w, const char *what, struct err *e);
+    int (*forget)(struct world *w, struct err *e); /* device memory that was exchanged is about to be freed */
     void (*close)(struct world *w);
 };
 extern const struct transport transport_self, transport_loop, transport_threads;
@@ -116,6 +117,7 @@ struct rendezvous; /* threads.c */
 struct mpi;        /* mpi.c */
 struct tcp;        /* tcp.c */
 struct nccl;       /* nccl.c */
+struct ipc;        /* ipc.c */
 struct world {
     enum comm_kind kind;
     int rank, size, local_rank;
@@ -133,6 +135,9 @@ struct world {
     struct mpi *mpi;
     struct tcp *tcp;
     struct nccl *nccl;
+    struct ipc *ipc;
+    bool choose_gpus; /* nccl, unless ranks share a GPU */
+    char note[200];   /* why this transport, where it was not asked for */
 };
 
 /* What a group does after its bytes have arrived. */
@@ -176,6 +181,14 @@ void sum_bf16_pieces(const struct tensor *out, const void *pieces, int n_pieces,
 void round_to_bf16(const struct tensor *to, const struct tensor *from);
 
 int launch_read(struct launch *l, struct err *e);
+/* The world of the launcher, whose transport carries host messages of those that move the memory of GPUs. */
+int world_open_host(struct world **out, const struct world_opts *o, struct err *e);
+/* It could not be opened: all ranks end. Returns status. */
+int world_abandon(struct world **w, int status, struct err *e);
+/* Do two ranks use the same GPU? pair: the first two that do. Every rank calls it, with its device open. */
+int gpus_shared(struct world *w, int pair[2], bool *shared, struct err *e);
+/* From here on memory is exchanged by ipc. */
+int ipc_attach(struct world *w, struct err *e);
 /* Process ranks that have just met: one number for the run, and the board. */
 int world_board(struct world *w, const struct world_opts *o, struct err *e);
 /* All start, or none. */

@@ -2,12 +2,14 @@
 // would.
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 extern "C" {
 #include "comm/gpu_int.h"
 #include "dev/cuda.h"
 }
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -40,6 +42,70 @@ extern "C" int gpu_comm_idle(struct dev *d, bool *idle, struct err *e)
             return cuda_status(e, (int)code, "cudaStreamQuery");
     }
     return ST_OK;
+}
+
+// ---- memory that other processes read
+// --------------------------------------------------------------------------------------
+
+extern "C" int gpu_comm_id(const struct dev *d, char out[GPU_ID_BYTES], struct err *e)
+{
+    struct cudaDeviceProp p;
+    int device = 0;
+    (void)d;
+    TRY(cuda_status(e, (int)cudaGetDevice(&device), "cudaGetDevice"));
+    TRY(cuda_status(e, (int)cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties"));
+    static_assert(sizeof p.uuid.bytes == GPU_ID_BYTES, "a GPU's identity");
+    memcpy(out, p.uuid.bytes, GPU_ID_BYTES);
+    return ST_OK;
+}
+
+typedef CUresult (*attributes_fn)(unsigned, CUpointer_attribute *, void **, CUdeviceptr);
+
+extern "C" int gpu_comm_export(const void *p, struct gpu_export *out, struct err *e)
+{
+    void *entry = NULL;
+    cudaDriverEntryPointQueryResult found;
+    TRY(cuda_status(
+        e, (int)cudaGetDriverEntryPointByVersion("cuPointerGetAttributes", &entry, 12000, cudaEnableDefault, &found),
+        "finding cuPointerGetAttributes"));
+    if (found != cudaDriverEntryPointSuccess || entry == NULL)
+        return err_set(e, ST_UNSUPPORTED, "the driver lacks cuPointerGetAttributes");
+    CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+                                   CU_POINTER_ATTRIBUTE_BUFFER_ID};
+    CUdeviceptr start = 0;
+    size_t bytes = 0;
+    unsigned long long id = 0;
+    void *values[] = {&start, &bytes, &id};
+    CUresult code = ((attributes_fn)entry)(3, which, values, (CUdeviceptr)p);
+    if (code != CUDA_SUCCESS || start == 0)
+        return err_set(e, ST_INTERNAL, "%p is not memory of a GPU: driver error %d", p, (int)code);
+    cudaIpcMemHandle_t handle;
+    TRY(cuda_status(e, (int)cudaIpcGetMemHandle(&handle, (void *)start), "cudaIpcGetMemHandle"));
+    static_assert(sizeof handle == sizeof out->handle, "a handle fits");
+    memcpy(out->handle, &handle, sizeof handle);
+    out->id = id;
+    out->start = start;
+    out->bytes = bytes;
+    out->offset = (int64_t)((CUdeviceptr)p - start);
+    return ST_OK;
+}
+
+extern "C" int gpu_comm_import(const struct gpu_export *x, void **base, struct err *e)
+{
+    cudaIpcMemHandle_t handle;
+    memcpy(&handle, x->handle, sizeof handle);
+    cudaError_t code = cudaIpcOpenMemHandle(base, handle, cudaIpcMemLazyEnablePeerAccess);
+    if (code != cudaSuccess)
+        cudaGetLastError();
+    return cuda_status(e, (int)code, "cudaIpcOpenMemHandle");
+}
+
+extern "C" void gpu_comm_unimport(void *base) { cudaIpcCloseMemHandle(base); }
+
+extern "C" void gpu_comm_peek(const void *p, uint64_t *out)
+{
+    if (cudaMemcpy(out, p, sizeof *out, cudaMemcpyDeviceToHost) != cudaSuccess)
+        *out = 0;
 }
 
 // ---- streams of their own

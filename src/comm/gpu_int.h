@@ -5,7 +5,21 @@
 
 #include "dev/dev.h"
 
+/* Memory of a GPU as another process may open it: the allocation's handle, a number that no other allocation of the
+ * process has or had, its range, and where in it a pointer lies. */
+struct gpu_export {
+    char handle[64];
+    uint64_t id, start, bytes;
+    int64_t offset;
+};
+enum { GPU_ID_BYTES = 16 }; /* of a GPU, whatever numbers processes give it */
+
 #ifdef BRAID_CUDA
+int gpu_comm_id(const struct dev *d, char out[GPU_ID_BYTES], struct err *e);
+int gpu_comm_export(const void *p, struct gpu_export *out, struct err *e);
+int gpu_comm_import(const struct gpu_export *x, void **base, struct err *e);
+void gpu_comm_unimport(void *base);
+void gpu_comm_peek(const void *p, uint64_t *out); /* 0 where it cannot be read */
 int gpu_comm_alloc(void **out, int64_t bytes, struct err *e);
 void gpu_comm_free(void *p);
 int gpu_comm_copy(struct lane *l, void *dst, const void *src, int64_t bytes);
@@ -33,6 +47,20 @@ static inline int gpu_comm_none(struct err *e)
 {
     return err_set(e, ST_UNSUPPORTED, "this braid was built without CUDA");
 }
+static inline int gpu_comm_id(const struct dev *d, char out[GPU_ID_BYTES], struct err *e)
+{
+    return (void)d, (void)out, gpu_comm_none(e);
+}
+static inline int gpu_comm_export(const void *p, struct gpu_export *out, struct err *e)
+{
+    return (void)p, (void)out, gpu_comm_none(e);
+}
+static inline int gpu_comm_import(const struct gpu_export *x, void **base, struct err *e)
+{
+    return (void)x, (void)base, gpu_comm_none(e);
+}
+static inline void gpu_comm_unimport(void *base) { (void)base; }
+static inline void gpu_comm_peek(const void *p, uint64_t *out) { (void)p, *out = 0; }
 static inline int gpu_comm_alloc(void **out, int64_t bytes, struct err *e)
 {
     return (void)out, (void)bytes, gpu_comm_none(e);

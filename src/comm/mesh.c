@@ -123,7 +123,8 @@ int mesh_open(struct mesh *m, const struct mesh_sizes *s, struct world *w, struc
     *m = mesh_alone();
     TRY(comm_agree(world_comm(w), "mesh", mesh_place(m, s, world_size(w), world_rank(w), e), e));
     m->all = world_comm(w);
-    m->ep_nodes = world_kind(w) == COMM_LOOP;
+    m->ep_nodes = world_kind(w) == COMM_LOOP && !s->loop_dp;
+    m->dp_nodes = world_kind(w) == COMM_LOOP && s->loop_dp;
     int st = open_stage(m, w, e);
     if (st == ST_OK)
         st = open_line(w, "pp", m->stage_rank, m->stage, m->pp, &m->pp_comm, e);
@@ -196,7 +197,7 @@ struct shard mesh_shard(const struct mesh *m, const struct param *p)
 bool mesh_shards(const struct mesh *m, const struct param *p, enum kept_form form)
 {
     static const int from[] = {[KEPT_WEIGHT] = 3, [KEPT_GRADIENT] = 2, [KEPT_MASTER] = 1, [KEPT_MOMENT] = 1};
-    return param_trained(p) && m->zero >= from[form] && mesh_copies(m, p) > 1;
+    return param_trained(p) && m->zero >= from[form] && (mesh_copies(m, p) > 1 || m->dp_nodes);
 }
 
 struct shard mesh_kept(const struct mesh *m, const struct param *p, enum kept_form form)

@@ -118,12 +118,35 @@ static int open_ring(struct world *w, struct err *e)
     return comm_agree(c, "nccl stages", st, e);
 }
 
+/* NCCL has one rank on a GPU, no more. */
+static int leave_to_ipc(struct world *w, const int pair[2], struct err *e)
+{
+    if (!w->choose_gpus) {
+        err_set(e, ST_UNSUPPORTED,
+                "parallel.comm=nccl needs a GPU for each rank, but ranks %d and %d have the same one", pair[0],
+                pair[1]);
+        return err_hint(e, "start one rank for each GPU, or use parallel.comm=auto or ipc");
+    }
+    snprintf(w->note, sizeof w->note,
+             "parallel.comm=ipc: ranks %d and %d share a GPU, which NCCL refuses; steps are not captured as graphs",
+             pair[0], pair[1]);
+    free(w->nccl);
+    w->nccl = NULL;
+    return ipc_attach(w, e);
+}
+
 static int nccl_device(struct world *w, struct err *e)
 {
+    bool shared;
+    int pair[2];
     if (w->dev->kind != DEV_CUDA) {
         err_set(e, ST_USAGE, "parallel.comm=nccl moves the memory of GPUs, but the device is %s", w->dev->name);
         return err_hint(e, "use run.device=cuda, or parallel.comm=mpi");
     }
+    TRY(gpus_shared(w, pair, &shared, e));
+    if (shared)
+        return leave_to_ipc(w, pair, e);
+    TRY(comm_agree(w->all, "nccl library", w->nccl->lib == NULL ? load(w->nccl, e) : ST_OK, e));
     TRY(open_all(w, e));
     return w->nccl->ring != NULL && w->nccl->ring->size > 1 ? open_ring(w, e) : ST_OK;
 }
@@ -310,27 +333,17 @@ static const struct transport transport_nccl = {
 /* The launcher's transport for the host; one rank alone needs none. */
 static int nccl_world_open(struct world **out, const struct world_opts *o, struct err *e)
 {
-    struct launch l;
-    struct world_opts host = *o;
     struct nccl *n;
-    TRY(launch_detect(&l, e));
-    host.kind = l.kind;
-    TRY(world_open(out, &host, e));
+    TRY(world_open_host(out, o, e));
     struct world *w = *out;
-    int st = mem_array((void **)&n, 1, sizeof *n, e);
-    if (st == ST_OK)
-        st = load(n, e);
-    st = comm_agree(w->all, "nccl library", st, e);
-    if (st != ST_OK) {
-        world_finish(w, st, e);
-        world_close(w);
-        *out = NULL;
-        return st;
-    }
+    int st = comm_agree(w->all, "nccl", mem_array((void **)&n, 1, sizeof *n, e), e);
+    if (st != ST_OK)
+        return world_abandon(out, st, e);
     w->kind = COMM_NCCL;
     w->nccl = n;
     w->on_lane = &transport_nccl;
-    return w->dev != NULL ? nccl_device(w, e) : ST_OK;
+    st = w->dev != NULL ? nccl_device(w, e) : ST_OK;
+    return st == ST_OK ? ST_OK : world_abandon(out, st, e);
 }
 
 const struct transport_kind transport_kind_nccl = {.ranks = RANKS_PROCESSES, .open = nccl_world_open};

@@ -397,4 +397,4 @@ static int tcp_world_open(struct world **out, const struct world_opts *o, struct
     return st;
 }
 
-const struct transport_kind transport_kind_tcp = {.ranks = RANKS_PROCESSES, .open = tcp_world_open};
+const struct transport_kind transport_kind_tcp = {.ranks = RANKS_PROCESSES, .host_only = true, .open = tcp_world_open};

@@ -56,6 +56,7 @@ int world_new(struct world **out, const struct world_opts *o, int rank, int size
     w->loop_rate = o->loop_rate > 0 ? o->loop_rate : 1e18;
     w->loop_latency = o->loop_latency;
     w->loop_ranks = o->loop_ranks;
+    w->choose_gpus = o->choose_gpus;
     w->on_lane = w->on_host = &transport_self;
     w->board.fd = -1;
     w->board.mine.pid = (int32_t)getpid();
@@ -144,13 +145,30 @@ int world_open(struct world **out, const struct world_opts *o, struct err *e)
     return kind->open(out, o, e);
 }
 
+int world_open_host(struct world **out, const struct world_opts *o, struct err *e)
+{
+    struct launch l;
+    struct world_opts host = *o;
+    TRY(launch_detect(&l, e));
+    host.kind = l.kind;
+    return world_open(out, &host, e);
+}
+
+int world_abandon(struct world **w, int status, struct err *e)
+{
+    world_finish(*w, status, e);
+    world_close(*w);
+    *w = NULL;
+    return status;
+}
+
 int world_device(struct world *w, struct dev *dev, struct err *e)
 {
     w->dev = dev;
     if (kind_of(w->kind)->host_only && dev->kind == DEV_CUDA) {
         err_set(e, ST_UNSUPPORTED, "parallel.comm=%s moves host memory, but the device is %s", comm_kind_name(w->kind),
                 dev->name);
-        return err_hint(e, "use parallel.comm=nccl with GPUs, or run.device=cpu");
+        return err_hint(e, "leave parallel.comm at auto, or use run.device=cpu");
     }
     return w->on_lane->device != NULL ? w->on_lane->device(w, e) : ST_OK;
 }
@@ -167,6 +185,13 @@ int world_sync(struct world *w, const char *what, struct err *e)
         return w->on_lane->sync(w, what, e);
     return w->dev != NULL ? w->dev->vt->sync(w->dev, e) : ST_OK;
 }
+
+int world_forget(struct world *w, struct err *e)
+{
+    return w->on_lane->forget != NULL ? w->on_lane->forget(w, e) : ST_OK;
+}
+
+const char *world_note(const struct world *w) { return w->note; }
 
 bool world_captures(const struct world *w, bool sends)
 {

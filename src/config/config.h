@@ -71,6 +71,7 @@
 #define CONFIG_COMM(X) X(CFG_COMM_AUTO, "auto") TRANSPORTS(CONFIG_TRANSPORT, X)
 #define CONFIG_OVERLAP(X) X(CFG_OVERLAP_NONE, "none") X(CFG_OVERLAP_EP, "ep") X(CFG_OVERLAP_DW, "dw")
 #define CONFIG_REDUCE(X) X(CFG_REDUCE_FP32, "fp32") X(CFG_REDUCE_BF16, "bf16")
+#define CONFIG_LOOP(X) X(CFG_LOOP_EP, "ep") X(CFG_LOOP_DP, "dp")
 #define CONFIG_FUSED(X) X(CFG_FUSED_AUTO, "auto") X(CFG_FUSED_ON, "on") X(CFG_FUSED_OFF, "off")
 #define CONFIG_PRECISION(X) X(CFG_PRECISION_BF16, "bf16") X(CFG_PRECISION_FP32, "fp32") X(CFG_PRECISION_FP8, "fp8")
 #define CONFIG_FP8_RECIPE(X) X(CFG_FP8_BLOCKWISE, "blockwise") X(CFG_FP8_TENSOR, "tensor") X(CFG_FP8_MX, "mxfp8")
@@ -105,6 +106,7 @@ enum config_device { CONFIG_DEVICE(CONFIG_ENUM_ID) };
 enum config_comm { CONFIG_COMM(CONFIG_ENUM_ID) };
 enum config_overlap { CONFIG_OVERLAP(CONFIG_ENUM_ID) };
 enum config_reduce { CONFIG_REDUCE(CONFIG_ENUM_ID) };
+enum config_loop { CONFIG_LOOP(CONFIG_ENUM_ID) };
 enum config_fused { CONFIG_FUSED(CONFIG_ENUM_ID) };
 enum config_precision { CONFIG_PRECISION(CONFIG_ENUM_ID) };
 enum config_fp8_recipe { CONFIG_FP8_RECIPE(CONFIG_ENUM_ID) };
@@ -221,7 +223,7 @@ struct config_run {
     const char *load, *load_weights;
     int load_allow; /* enum config_load_allow */
     double minutes;
-    bool tensorboard, report, quiet;
+    bool async_save, tensorboard, report, quiet;
     int64_t sample_tokens;
 };
 
@@ -250,6 +252,7 @@ struct config_parallel {
     int64_t zero; /* 0 .. 3 */
     int reduce;   /* enum config_reduce */
     double bucket_mb, ep_capacity, timeout, loop_gbps, loop_us;
+    int loop_axis; /* enum config_loop */
     int64_t loop_ranks, port;
     const char *secret;
 };

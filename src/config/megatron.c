@@ -252,7 +252,6 @@ const struct flag config_flags[] = {
     IS("ckpt-fully-parallel-load", NULL, SAVES),
     IS("ckpt-assume-constant-structure", NULL, SAVES),
     IS("use-persistent-ckpt-worker", NULL, SAVES),
-    NOTED("async-save", NULL, "a checkpoint is written before the next step"),
     IF("finetune", NULL, weights_given, "the weights are needed: --load"),
     IS("no-load-optim", NULL, "run.load takes weights only; a resumed run takes all"),
     IS("no-load-rng", NULL, "random numbers are functions of seed and place"),

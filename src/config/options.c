@@ -25,6 +25,7 @@ static const char *const nonfinite_values[] = {CONFIG_NONFINITE(VALUE_TEXT) NULL
 static const char *const comm_values[] = {CONFIG_COMM(VALUE_TEXT) NULL};
 static const char *const overlap_values[] = {CONFIG_OVERLAP(VALUE_TEXT) NULL};
 static const char *const reduce_values[] = {CONFIG_REDUCE(VALUE_TEXT) NULL};
+static const char *const loop_values[] = {CONFIG_LOOP(VALUE_TEXT) NULL};
 static const char *const fused_values[] = {CONFIG_FUSED(VALUE_TEXT) NULL};
 static const char *const precision_values[] = {CONFIG_PRECISION(VALUE_TEXT) NULL};
 static const char *const fp8_recipe_values[] = {CONFIG_FP8_RECIPE(VALUE_TEXT) NULL};
@@ -483,6 +484,11 @@ const struct option config_options[] = {
         "step; -1 = the newest. Training moves later checkpoints aside.")),
     ROW(run.save_every, "0", OPT_RUN, RANGE(0, 1e12), ALIAS("save-interval"), HELP(
         "Steps between checkpoints; 0 = only at the end or when stopped.")),
+    ROW(run.async_save, "off", OPT_RUN, FLAG("async-save", "on"), HELP(
+        "Write the checkpoints of run.save_every from a copy in host memory while training goes on: a step waits for "
+        "the copy only, and rank 0 needs memory for a whole checkpoint. One is written at a time; an error ends the "
+        "run "
+        "after the next step.")),
     ROW(run.keep, "2", OPT_RUN, RANGE(0, 1e6), HELP(
         "Newest checkpoints kept in run.dir; 0 = all.")),
     ROW(run.load, "", OPT_RUN | OPT_LOCAL, ALIAS("load"), HELP(
@@ -592,9 +598,9 @@ const struct option config_options[] = {
     /* ---- [parallel] ----------------------------------------------------------------------- */
     ROW(parallel.comm, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(comm_values), HELP(
         "How ranks reach each other. auto: from the launcher (mpirun, srun: mpi; torchrun's variables: tcp), with GPUs "
-        "nccl, without a launcher self, or threads where parallel.ranks is given. loop: one rank whose messages to "
-        "itself take what a "
-        "link of parallel.loop_gbps would.")),
+        "nccl, or ipc where ranks of one host share a GPU; without a launcher self, or threads where parallel.ranks is "
+        "given. ipc: processes of one host that read each other's memory. loop: one rank whose messages to itself take "
+        "what a link of parallel.loop_gbps would.")),
     ROW(parallel.ranks, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("from the launcher, else 1"), HELP(
         "Ranks of the run. Given without a launcher, they are threads of one process.")),
     ROW(parallel.tp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("tensor-model-parallel-size"), HELP(
@@ -663,6 +669,9 @@ const struct option config_options[] = {
         "parallel.comm=loop: microseconds until a message starts to arrive.")),
     ROW(parallel.loop_ranks, "8", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), HELP(
         "parallel.comm=loop: the rank plays one of so many, of whose rows all but one share leave it.")),
+    ROW(parallel.loop_axis, "ep", OPT_RUN | OPT_LOCAL, ONE_OF(loop_values), HELP(
+        "parallel.comm=loop: what is played. ep: rows that go to experts and back; dp: gradients and weights that "
+        "parallel.zero sends between copies; the rank keeps all of them, so memory is that of one rank.")),
 
     /* ---- [lora] --------------------------------------------------------------------------- */
     ROW(lora.rank, "0", OPT_MODEL, RANGE(0, 65536), HELP(

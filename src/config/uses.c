@@ -41,6 +41,7 @@ static bool adapts(const struct config *c) { return c->lora.rank > 0; }
 static bool decays(const struct config *c) { return c->train.schedule != CFG_SCHEDULE_CONSTANT; }
 static bool skips(const struct config *c) { return c->train.nonfinite == CFG_NONFINITE_SKIP; }
 static bool has_dir(const struct config *c) { return c->run.dir[0] != '\0'; }
+static bool saves_often(const struct config *c) { return has_dir(c) && c->run.save_every > 0; }
 static bool has_vocabulary(const struct config *c) { return strcmp(c->data.tokenizer, "bytes") != 0; }
 static bool talks(const struct config *c) { return c->data.chat[0] != '\0'; }
 static bool ends_documents(const struct config *c) { return has_vocabulary(c) && c->data.eod; }
@@ -69,6 +70,7 @@ static const struct option_use general_uses[] = {
     {"data.loss_roles", talks, "data.chat"},
     {"data.eod_token", ends_documents, "data.tokenizer to name a file, and data.eod = on"},
     {"run.keep", has_dir, "run.dir"},
+    {"run.async_save", saves_often, "run.dir and run.save_every"},
     {"plan.graphs", on_gpu, "run.device = cuda"},
     {"plan.trace_steps", traces, "plan.trace"},
     {"gpu.precision", reads_precision, "run.device = cuda, or the value fp8"},
@@ -88,6 +90,7 @@ static const struct option_use general_uses[] = {
     {"parallel.loop_gbps", loops, "parallel.comm = loop"},
     {"parallel.loop_us", loops, "parallel.comm = loop"},
     {"parallel.loop_ranks", loops, "parallel.comm = loop"},
+    {"parallel.loop_axis", loops, "parallel.comm = loop"},
 };
 /* clang-format on */
 

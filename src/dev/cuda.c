@@ -1,6 +1,7 @@
 /* The CUDA device: memory, streams as lanes, events between them, captured runs. Plain C on the runtime API, which is
  * linked statically; the driver is found at run time, so a binary built with CUDA also starts without a GPU. */
 #include "dev/cuda.h"
+#include "dev/gpus.h"
 
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
@@ -254,6 +255,15 @@ static int no_gpu(cudaError_t code, struct err *e)
                 code != cudaSuccess ? cudaGetErrorString(code) : "the driver lists none");
     return err_hint(e, driver == 0 ? "use --run.device=cpu, or install the driver"
                                    : "use --run.device=cpu, or see what nvidia-smi says");
+}
+
+int gpus_visible(void)
+{
+    int n = 0;
+    if (cudaGetDeviceCount(&n) == cudaSuccess)
+        return n;
+    cudaGetLastError();
+    return 0;
 }
 
 int cuda_describe(struct cuda_dev *c, struct err *e)

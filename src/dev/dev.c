@@ -1,5 +1,6 @@
 /* Opening a device of any kind; see dev.h. */
 #include "dev/cuda.h"
+#include "dev/gpus.h"
 
 int dev_open(struct dev *d, enum dev_kind kind, int threads, struct err *e)
 {
@@ -22,3 +23,7 @@ int dev_open_gpu(struct dev *d, const struct dev_gpu *gpu, int threads, struct e
     return err_hint(e, "use run.device=cpu, or install the CUDA toolkit and build again");
 #endif
 }
+
+#ifndef BRAID_CUDA
+int gpus_visible(void) { return 0; }
+#endif

@@ -9,6 +9,7 @@
     T(X, THREADS, threads)                                                                                             \
     T(X, MPI, mpi)                                                                                                     \
     T(X, NCCL, nccl)                                                                                                   \
+    T(X, IPC, ipc)                                                                                                     \
     T(X, LOOP, loop)                                                                                                   \
     T(X, TCP, tcp)
 

@@ -549,7 +549,10 @@ static bool norm_matters(const struct config *c)
 static bool groups_chosen(const struct config *c) { return c->model.router_group_topk > 0; }
 static bool bias_moves(const struct config *c) { return c->model.router_bias && router_chooses(c); }
 static bool drops(const struct config *c) { return c->model.router_capacity > 0; }
-static bool experts_shared(const struct config *c) { return c->parallel.ep > 1 || c->parallel.comm == CFG_COMM_LOOP; }
+static bool experts_shared(const struct config *c)
+{
+    return c->parallel.ep > 1 || (c->parallel.comm == CFG_COMM_LOOP && c->parallel.loop_axis == CFG_LOOP_EP);
+}
 
 static bool ep_without_experts(const struct config *c)
 {

@@ -311,7 +311,8 @@ static const char *const reduce_name[] = {
 static void add_nodes(struct build *b, enum copy_group group)
 {
     struct units *u = b->units;
-    if (mesh_group(b->mesh, group).n == 1 || (group == COPIES_STAGE && b->mesh->tp == 1))
+    bool alone = mesh_group(b->mesh, group).n == 1 && !b->mesh->dp_nodes;
+    if (alone || (group == COPIES_STAGE && b->mesh->tp == 1))
         return;
     if (b->mesh->zero == 3 || (b->mesh->zero > 0 && training(b)))
         u->gather[group].node = add_node(b, gather_name[group], ROLE_GATHER);
@@ -391,7 +392,7 @@ slot_id unit_gradient(struct build *b, int index, const char *name)
     struct units *u = b->units;
     struct tensor shape = tensor_shape(b->dev->wide, row->p.rank, row->p.dim);
     bool transient = u != NULL && mesh_shards(b->mesh, &row->p, KEPT_GRADIENT);
-    if (u == NULL || mesh_copies(b->mesh, &row->p) == 1)
+    if (u == NULL || (mesh_copies(b->mesh, &row->p) == 1 && !b->mesh->dp_nodes))
         return graph_persistent(b->g, name, shape, ARENA_GRAD, row->grad_offset);
     struct bound *at = bound_of(b, index);
     if (at == NULL || at->dw != NO_SLOT)

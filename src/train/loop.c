@@ -24,6 +24,8 @@ static int pending_signal(void)
 /* A signal may reach any rank; time is each one's own. What one wants all do, after the same step. */
 static enum stop_request find_stop_request(struct trainer *t)
 {
+    if (trainer_saving(t) == SAVING_FAILED)
+        return STOP_FAILED;
     if (pending_signal() != 0)
         return STOP_SIGNAL;
     return t->deadline > 0 && time_now() > t->deadline ? STOP_TIME : STOP_NOT;
@@ -73,14 +75,14 @@ static int open_log(struct trainer *t, struct err *e)
 }
 
 /* "step 60 (1.4 MiB): runs/a/checkpoints/step-00000060" */
-static void saved_text(const struct trainer *t, char *out, size_t size)
+static void saved_text(const struct trainer *t, int64_t step, char *out, size_t size)
 {
     char **names, bytes[32];
-    int n, at = snprintf(out, size, "%s/checkpoints/step-%08lld", t->cfg->run.dir, (long long)t->step);
+    int n, at = snprintf(out, size, "%s/checkpoints/step-%08lld", t->cfg->run.dir, (long long)step);
     char *dir = at < (int)size ? strdup(out) : NULL;
     double total = 0;
     if (dir == NULL || file_list_dir(dir, &names, &n, NULL) != ST_OK) {
-        snprintf(out, size, "step %lld", (long long)t->step);
+        snprintf(out, size, "step %lld", (long long)step);
         free(dir);
         return;
     }
@@ -89,32 +91,51 @@ static void saved_text(const struct trainer *t, char *out, size_t size)
         total += path != NULL ? (double)max_i64(file_size(path), 0) : 0;
         free(path);
     }
-    snprintf(out, size, "step %lld (%s): %s", (long long)t->step, human_bytes(total, bytes, sizeof bytes), dir);
+    snprintf(out, size, "step %lld (%s): %s", (long long)step, human_bytes(total, bytes, sizeof bytes), dir);
     file_free_list(names, n);
     free(dir);
 }
 
 /* A run that stops says so in one line, which names the checkpoint, too. */
-static int save_as(struct trainer *t, bool stopping, struct err *e)
+static void log_saved(struct trainer *t, int64_t step, const struct err *note, bool stopping)
+{
+    char text[900];
+    if (t->log == NULL)
+        return;
+    if (note->code != ST_OK)
+        log_event(t->log, LOG_NOTE, step, "the checkpoint is saved, but: %s", note->msg);
+    saved_text(t, step, text, sizeof text);
+    if (stopping)
+        log_record(t->log, LOG_CHECKPOINT, step, "saved %s", text);
+    else
+        log_event(t->log, LOG_CHECKPOINT, step, "saved %s", text);
+}
+
+/* Waits for the checkpoint that a thread writes, where there is one. */
+static int wait_for_save(struct trainer *t, struct err *e)
+{
+    struct err note = {0};
+    int64_t step;
+    int st = trainer_save_end(t, &step, &note, e);
+    if (st == ST_OK && step >= 0)
+        log_saved(t, step, &note, false);
+    return st;
+}
+
+/* stopping: the run ends after this checkpoint. Only one in the middle is written while training goes on. */
+static int save_as(struct trainer *t, bool last, bool stopping, struct err *e)
 {
     struct err note = {0};
     if (t->cfg->run.dir[0] == '\0')
         return ST_OK;
+    if (t->cfg->run.async_save)
+        TRY(ranks_agree(t, "earlier checkpoint", wait_for_save(t, e), e));
+    if (t->cfg->run.async_save && !last && !stopping)
+        return trainer_save_begin(t, e);
     TRY(trainer_save_noting(t, &note, e));
-    if (t->log != NULL && note.code != ST_OK)
-        log_event(t->log, LOG_NOTE, t->step, "the checkpoint is saved, but: %s", note.msg);
-    char text[900];
-    if (t->log == NULL)
-        return ST_OK;
-    saved_text(t, text, sizeof text);
-    if (stopping)
-        log_record(t->log, LOG_CHECKPOINT, t->step, "saved %s", text);
-    else
-        log_event(t->log, LOG_CHECKPOINT, t->step, "saved %s", text);
+    log_saved(t, t->step, &note, stopping);
     return ST_OK;
 }
-
-static int save(struct trainer *t, struct err *e) { return save_as(t, false, e); }
 
 static int report_metrics(struct trainer *t, struct err *e)
 {
@@ -217,7 +238,7 @@ static int data_failed(struct trainer *t, int st, struct err *e)
     struct err late = {0};
     if (t->cfg->run.dir[0] == '\0' || t->step == 0)
         return st;
-    if (save(t, &late) == ST_OK)
+    if (save_as(t, true, false, &late) == ST_OK)
         err_in(e, "reading data for step %lld; a checkpoint of step %lld was saved", (long long)t->step + 1,
                (long long)t->step);
     else
@@ -235,6 +256,10 @@ static int loop(struct trainer *t, struct err *e)
         int st = trainer_step(t, &r, e);
         if (st != ST_OK)
             return t->data_failed ? data_failed(t, st, e) : st;
+        if (r.stop == STOP_FAILED)
+            return ranks_agree(t, "earlier checkpoint", wait_for_save(t, e), e);
+        if (trainer_saving(t) == SAVING_DONE)
+            TRY(wait_for_save(t, e));
         TRY(report_step(t, &r, e));
         TRY(finish_trace(t, t->step - first, e));
         bool last = t->step == c->train.steps;
@@ -244,7 +269,7 @@ static int loop(struct trainer *t, struct err *e)
         if (eval || last)
             samples_write(t);
         if (every(t->step, c->run.save_every) || last || r.stop != STOP_NOT)
-            TRY(r.stop != STOP_NOT && !last ? save_as(t, true, e) : save(t, e));
+            TRY(save_as(t, last, r.stop != STOP_NOT && !last, e));
         if (r.stop != STOP_NOT && !last)
             return stopped(t, r.stop, e);
     }
@@ -286,6 +311,9 @@ int trainer_run(struct trainer *t, struct err *e)
     int st = trainer_is_rank0(t) ? open_log(t, e) : ST_OK;
     if (st == ST_OK)
         st = loop(t, e);
+    struct err late = {0};
+    if (st != ST_OK && wait_for_save(t, &late) != ST_OK) /* the run failed while a checkpoint was being written */
+        err_in(e, "an earlier checkpoint could not be written either: %s", late.msg);
     if (st == ST_NONFINITE && t->log != NULL)
         log_record(t->log, LOG_NONFINITE, t->step, "%s", e->msg); /* the command prints it */
     struct err log_error = {0};

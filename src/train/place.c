@@ -14,7 +14,8 @@ int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e)
                              .etp = (int)c->etp,
                              .first_layers = (int)c->first_layers,
                              .last_layers = (int)c->last_layers,
-                             .zero = (int)c->zero};
+                             .zero = (int)c->zero,
+                             .loop_dp = c->loop_axis == CFG_LOOP_DP};
     if (s->vpp > 0)
         return ST_OK;
     struct pattern p;

@@ -1,10 +1,12 @@
 /* Saving: whatever the ranks, the files are those that one rank would write. The first rank has a list of all
  * parameters (on paper: of a model as one rank has it) and writes them one after the other. For each it asks the
  * others, who answer with the elements they are responsible for; it holds one tensor at a time, and a part that no rank
- * sent is an error. */
+ * sent is an error. With run.async_save it keeps them all, and a thread writes the copy while training goes on. */
 #include "train/ranks_int.h"
 #include "train/reshard_int.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,7 +62,6 @@ struct saver {
     struct ckpt_item *items;
     struct request *request; /* that belongs to each item */
     int n;
-    struct err *note;    /* of ckpt_save */
     struct tensor whole; /* the tensor being put together */
     int64_t room;
 };
@@ -133,7 +134,20 @@ static int ask(struct saver *s, const struct request *q, struct err *e)
     return ST_OK;
 }
 
-/* One tensor of the files, put together. */
+/* One tensor of the files, put together in s->whole. */
+static int gather(struct saver *s, int i, struct err *e)
+{
+    int64_t placed = 0;
+    TRY(ask(s, &s->request[i], e));
+    TRY(take_own(s, &s->request[i], &placed, e));
+    for (int r = 1; r < s->t->model.mesh.world; r++)
+        TRY(take_from(s, r, &placed, e));
+    if (placed != tensor_elems(&s->whole))
+        return err_set(e, ST_INTERNAL, "saving %s: ranks hold %lld of its %lld elements", s->items[i].key,
+                       (long long)placed, (long long)tensor_elems(&s->whole));
+    return ST_OK;
+}
+
 static int fetch(void *ctx, const char *key, struct tensor *host, struct err *e)
 {
     struct saver *s = ctx;
@@ -142,7 +156,7 @@ static int fetch(void *ctx, const char *key, struct tensor *host, struct err *e)
         i++;
     if (i == s->n)
         return err_set(e, ST_INTERNAL, "tensor %s is unknown", key);
-    int64_t bytes = tensor_bytes(host), placed = 0;
+    int64_t bytes = tensor_bytes(host);
     void *data = s->whole.data;
     if (bytes > s->room) {
         free(data);
@@ -152,13 +166,7 @@ static int fetch(void *ctx, const char *key, struct tensor *host, struct err *e)
     }
     s->whole = *host;
     s->whole.data = data;
-    TRY(ask(s, &s->request[i], e));
-    TRY(take_own(s, &s->request[i], &placed, e));
-    for (int r = 1; r < s->t->model.mesh.world; r++)
-        TRY(take_from(s, r, &placed, e));
-    if (placed != tensor_elems(host))
-        return err_set(e, ST_INTERNAL, "saving %s: ranks hold %lld of its %lld elements", key, (long long)placed,
-                       (long long)tensor_elems(host));
+    TRY(gather(s, i, e));
     *host = s->whole;
     return ST_OK;
 }
@@ -245,57 +253,201 @@ static int list_items(struct saver *s, struct arena *keys, struct err *e)
     return ST_OK;
 }
 
-static int write_files(struct saver *s, struct err *e)
-{
-    struct trainer *t = s->t;
+/* One checkpoint on its way: of the rank that writes, all it needs without the trainer. */
+struct save_job {
+    struct saver s;
+    struct full_table full;
     struct arena keys;
     struct buf config;
-    int st;
-    arena_init(&keys);
-    buf_init(&config, 0);
-    TRY_OUT(list_items(s, &keys, e));
-    config_write(t->cfg, &config, false);
-    TRY_OUT(buf_check(&config, e));
-    struct ckpt_source source = {.fetch = fetch, .ctx = s};
-    struct ckpt_save_args args = {.run_dir = t->cfg->run.dir,
-                                  .step = t->step,
-                                  .items = s->items,
-                                  .n_items = s->n,
-                                  .source = &source,
-                                  .config_text = config.text,
-                                  .keep = (int)t->cfg->run.keep,
-                                  .data = t->data,
-                                  .n_data = t->n_data,
-                                  .lock = t->lock,
-                                  .note = s->note,
-                                  .files = t->tok_files,
-                                  .n_files = t->n_tok_files,
-                                  .counters = {.samples = t->step * t->cfg->train.global_batch,
-                                               .tokens = t->tokens_seen,
-                                               .seed = (uint64_t)t->cfg->run.seed,
-                                               .wall_seconds = t->train_seconds}};
-    st = ckpt_save(&args, e);
-out:
-    free(s->items);
-    free(s->request);
-    free(s->whole.data);
-    arena_release(&keys);
-    buf_release(&config);
+    struct ckpt_source source;
+    struct ckpt_save_args args;
+    struct err note, err;
+    int status;
+    pthread_t thread;
+    bool threaded;
+    atomic_bool done;
+};
+
+static void job_free(struct save_job *j)
+{
+    for (int i = 0; j->args.source == NULL && i < j->s.n; i++)
+        free(j->s.items[i].host.data);
+    free(j->s.items);
+    free(j->s.request);
+    free(j->s.whole.data);
+    arena_release(&j->keys);
+    buf_release(&j->config);
+    full_table_close(&j->full);
+    free(j);
+}
+
+static int job_new(struct save_job **out, struct trainer *t, struct err *e)
+{
+    struct save_job *j;
+    TRY(mem_array((void **)&j, 1, sizeof *j, e));
+    arena_init(&j->keys);
+    buf_init(&j->config, 0);
+    int st = full_table_open(&j->full, &t->model, e);
+    j->s = (struct saver){.t = t, .full = j->full.params, .local = j->full.local};
+    j->source = (struct ckpt_source){.fetch = fetch, .ctx = &j->s};
+    if (st != ST_OK)
+        job_free(j);
+    else
+        *out = j;
     return st;
+}
+
+static int describe(struct save_job *j, struct err *e)
+{
+    struct trainer *t = j->s.t;
+    TRY(list_items(&j->s, &j->keys, e));
+    config_write(t->cfg, &j->config, false);
+    TRY(buf_check(&j->config, e));
+    j->args = (struct ckpt_save_args){.run_dir = t->cfg->run.dir,
+                                      .step = t->step,
+                                      .items = j->s.items,
+                                      .n_items = j->s.n,
+                                      .source = &j->source,
+                                      .config_text = j->config.text,
+                                      .keep = (int)t->cfg->run.keep,
+                                      .data = t->data,
+                                      .n_data = t->n_data,
+                                      .lock = t->lock,
+                                      .note = &j->note,
+                                      .files = t->tok_files,
+                                      .n_files = t->n_tok_files,
+                                      .counters = {.samples = t->step * t->cfg->train.global_batch,
+                                                   .tokens = t->tokens_seen,
+                                                   .seed = (uint64_t)t->cfg->run.seed,
+                                                   .wall_seconds = t->train_seconds}};
+    return ST_OK;
 }
 
 int trainer_save(struct trainer *t, struct err *e) { return trainer_save_noting(t, NULL, e); }
 
 int trainer_save_noting(struct trainer *t, struct err *note, struct err *e)
 {
-    struct full_table full;
+    struct save_job *j;
     int st;
-    TRY(full_table_open(&full, &t->model, e));
-    struct saver s = {.t = t, .full = full.params, .local = full.local, .note = note};
-    if (trainer_is_rank0(t))
-        st = tell_end(&s, write_files(&s, e), e);
-    else
-        st = answer_all(&s, e);
-    full_table_close(&full);
+    TRY(job_new(&j, t, e));
+    if (trainer_is_rank0(t)) {
+        st = describe(j, e);
+        if (st == ST_OK)
+            st = ckpt_save(&j->args, e);
+        st = tell_end(&j->s, st, e);
+        if (note != NULL)
+            *note = j->note;
+    } else {
+        st = answer_all(&j->s, e);
+    }
+    job_free(j);
+    return st;
+}
+
+int trainer_visit_saved(struct trainer *t, saved_fn fn, void *ctx, struct err *e)
+{
+    struct save_job *j;
+    int st;
+    TRY(job_new(&j, t, e));
+    if (!trainer_is_rank0(t)) {
+        st = answer_all(&j->s, e);
+        job_free(j);
+        return st;
+    }
+    st = describe(j, e);
+    for (int i = 0; st == ST_OK && i < j->s.n; i++) {
+        struct tensor host = j->s.items[i].host;
+        st = fetch(&j->s, j->s.items[i].key, &host, e);
+        if (st == ST_OK)
+            st = fn(ctx, j->s.items[i].key, &host, e);
+    }
+    st = tell_end(&j->s, st, e);
+    job_free(j);
+    return st;
+}
+
+/* ---- while training goes on ------------------------------------------------------------------ */
+
+/* All tensors in memory: from here on the job needs neither the device nor the other ranks. */
+static int copy_all(struct save_job *j, struct err *e)
+{
+    struct saver *s = &j->s;
+    j->args.source = NULL;
+    for (int i = 0; i < s->n; i++) {
+        struct tensor *host = &s->items[i].host;
+        if (mem_aligned(&host->data, (size_t)max_i64(tensor_bytes(host), 1), DEV_ALIGN, e) != ST_OK) {
+            err_hint(e,
+                     "run.async_save keeps a copy of the whole checkpoint in host memory; run.async_save=off does not");
+            return ST_NOMEM;
+        }
+        s->whole = *host;
+        int st = gather(s, i, e);
+        s->whole.data = NULL;
+        TRY(st);
+    }
+    return ST_OK;
+}
+
+static void *write_copy(void *ctx)
+{
+    struct save_job *j = ctx;
+    j->status = ckpt_save(&j->args, &j->err);
+    atomic_store(&j->done, true);
+    return NULL;
+}
+
+int trainer_save_begin(struct trainer *t, struct err *e)
+{
+    struct save_job *j;
+    int st;
+    if (t->saving != NULL)
+        return err_set(e, ST_INTERNAL, "step %lld is to be saved while another checkpoint is being written",
+                       (long long)t->step);
+    TRY(job_new(&j, t, e));
+    if (!trainer_is_rank0(t)) {
+        st = answer_all(&j->s, e);
+        job_free(j);
+        return st;
+    }
+    st = describe(j, e);
+    if (st == ST_OK)
+        st = copy_all(j, e);
+    st = tell_end(&j->s, st, e);
+    if (st != ST_OK) {
+        job_free(j);
+        return st;
+    }
+    t->saving = j;
+    j->threaded = pthread_create(&j->thread, NULL, write_copy, j) == 0;
+    if (!j->threaded)
+        write_copy(j);
+    return ST_OK;
+}
+
+enum saving trainer_saving(const struct trainer *t)
+{
+    if (t->saving == NULL)
+        return SAVING_NOTHING;
+    if (!atomic_load(&t->saving->done))
+        return SAVING_UNDER_WAY;
+    return t->saving->status == ST_OK ? SAVING_DONE : SAVING_FAILED;
+}
+
+int trainer_save_end(struct trainer *t, int64_t *step, struct err *note, struct err *e)
+{
+    struct save_job *j = t->saving;
+    *step = -1;
+    if (j == NULL)
+        return ST_OK;
+    if (j->threaded)
+        pthread_join(j->thread, NULL);
+    int st = j->status;
+    *step = j->args.step;
+    if (st != ST_OK && e != NULL)
+        *e = j->err;
+    if (note != NULL)
+        *note = j->note;
+    t->saving = NULL;
+    job_free(j);
     return st;
 }

@@ -13,7 +13,7 @@ struct rank_place {
     struct mesh mesh;
     struct world *world; /* NULL: a single rank, or a plan that is not run */
     int threads;         /* 0: run.threads */
-    int gpu;             /* beyond gpu.index */
+    int gpu;             /* beyond gpu.index, in turns of the GPUs from there on */
 };
 struct rank_place place_alone(void);
 /* Sizes from the options of [parallel]; virtual stages from the pattern where they are not given. */
@@ -25,8 +25,8 @@ int place_open(struct rank_place *p, const struct config *cfg, struct world *w, 
 int place_on_paper(struct rank_place *p, const struct config *cfg, int rank, struct err *e);
 void place_close(struct rank_place *p);
 
-/* Why a run ends early; a request of any rank stops all. */
-enum stop_request { STOP_NOT, STOP_TIME, STOP_SIGNAL };
+/* Why a run ends early; a request of any rank stops all. STOP_FAILED: a checkpoint could not be written. */
+enum stop_request { STOP_NOT, STOP_TIME, STOP_SIGNAL, STOP_FAILED };
 
 struct trainer {
     const struct config *cfg;
@@ -64,6 +64,7 @@ struct trainer {
     double mean_loss[1 + MTP_MAX_DEPTHS];                 /* of the last step, main loss first */
     enum stop_request (*stop_request)(struct trainer *t); /* called after each step; NULL: the run is never stopped */
     double deadline;                                      /* monotonic seconds; 0: none */
+    struct save_job *saving;                              /* save.c: the checkpoint that a thread writes; NULL: none */
     struct dir_lock *lock;  /* of run.dir, on the rank that writes there; NULL: each save takes it */
     struct ckpt_data *data; /* identity of every data file; owned, with the paths */
     int n_data;
@@ -116,6 +117,17 @@ int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e);
  * what else looks at weights calls this before. Every rank calls it. */
 int trainer_refresh(struct trainer *t, struct err *e);
 int trainer_save(struct trainer *t, struct err *e);
+/* Shows rank 0 every tensor that a checkpoint would hold, gathered from all ranks, under its key; host is valid during
+ * the call. Every rank calls it. */
+typedef int (*saved_fn)(void *ctx, const char *key, const struct tensor *host, struct err *e);
+int trainer_visit_saved(struct trainer *t, saved_fn fn, void *ctx, struct err *e);
+/* trainer_save in two parts (run.async_save). begin: the checkpoint is copied to host memory, which every rank takes
+ * part in, and a thread of rank 0 writes the copy; one at a time. end: waits for it; on ranks that write nothing, and
+ * where nothing was begun, at once. *step: of the checkpoint, -1: none; note as for trainer_save_noting. */
+int trainer_save_begin(struct trainer *t, struct err *e);
+enum saving { SAVING_NOTHING, SAVING_UNDER_WAY, SAVING_DONE, SAVING_FAILED };
+enum saving trainer_saving(const struct trainer *t);
+int trainer_save_end(struct trainer *t, int64_t *step, struct err *note, struct err *e);
 /* Gradients of the last step that are exactly zero, over all ranks, each element once. Every rank calls it. */
 int trainer_count_zeros(struct trainer *t, double *zeros, struct err *e);
 /* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are

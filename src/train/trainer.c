@@ -1,6 +1,7 @@
 /* Opening and closing a trainer; see train.h. Steps are in step.c, saving in save.c. */
 #include "train/groups_int.h"
 #include "train/ranks_int.h"
+#include "dev/gpus.h"
 #include "train/samples_int.h"
 
 #include <math.h>
@@ -14,6 +15,13 @@ enum dev_kind device_of(const struct config *cfg)
     return kinds[cfg->run.device];
 }
 
+/* Ranks of a host take the GPUs from gpu.index on in turns; a number that no GPU has is left to dev_open_gpu. */
+static int gpu_of(const struct config *cfg, const struct rank_place *place)
+{
+    int first = (int)cfg->gpu.index, n = place->gpu > 0 ? gpus_visible() - first : 0;
+    return n > 0 ? first + place->gpu % n : first;
+}
+
 int device_open_on(struct dev *d, const struct config *cfg, const struct rank_place *place, struct err *e)
 {
     enum dev_kind kind = device_of(cfg);
@@ -21,7 +29,7 @@ int device_open_on(struct dev *d, const struct config *cfg, const struct rank_pl
     const struct dev_gpu gpu = {.fp32 = cfg->gpu.precision == CFG_PRECISION_FP32,
                                 .portable = cfg->gpu.portable,
                                 .fast = cfg->gpu.fast,
-                                .index = (int)cfg->gpu.index + place->gpu,
+                                .index = gpu_of(cfg, place),
                                 .sms = (int)cfg->gpu.sms,
                                 .gemm_table = cfg->gpu.gemm_table};
     return kind == DEV_CUDA ? dev_open_gpu(d, &gpu, threads, e) : dev_open(d, kind, threads, e);
@@ -237,6 +245,8 @@ int trainer_replan(struct trainer *t, struct err *e)
     for (int i = 0; i < countof(again); i++)
         mem->planned[again[i]] = 0;
     TRY(build_plans(t, e));
+    if (t->world != NULL)
+        TRY(world_forget(t->world, e));
     for (int a = 0; a < ARENA_FRAME; a++)
         if (mem->planned[a] != mem->allocated[a])
             return err_set(e, ST_INTERNAL, "planning again gave arena %s %lld bytes instead of %lld",
@@ -304,6 +314,8 @@ int trainer_open_on(struct trainer *t, const struct config *cfg, const struct ra
 
 void trainer_close(struct trainer *t)
 {
+    int64_t step;
+    trainer_save_end(t, &step, NULL, NULL);
     batcher_close(t->batcher);
     dataset_close(t->train_data);
     dataset_close(t->valid_data);

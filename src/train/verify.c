@@ -4,6 +4,7 @@
 #include "train/verify.h"
 
 #include "train/reshard_int.h"
+#include "train/verify_saved_int.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@ struct plain {
     double **moment, **value; /* [param], whole */
     double *weight;           /* [param]: of differences of moments; see weigh_moments */
     double loss[VERIFY_STEPS], norm[VERIFY_STEPS];
+    struct saved saved; /* its checkpoint at the end */
 };
 
 /* Balance over a step (model.global_aux_loss) takes the mean of the microbatches that are known so far, and those of
@@ -149,7 +151,7 @@ static int run_plain(struct plain *v, const struct config *cfg, struct trainer *
         struct tensor p = model_param(&t->model, k);
         TRY(keep(&v->value[k], &p, e));
     }
-    return ST_OK;
+    return saved_keep(&v->saved, t, e);
 }
 
 /* The plain rank that dp data-parallel ones are compared with. */
@@ -206,6 +208,7 @@ static void plain_release(struct plain *p)
     free(p->value);
     free(p->weight);
     param_table_release(&p->params);
+    saved_release(&p->saved);
 }
 
 void verify_close(struct verify *v)
@@ -229,6 +232,7 @@ struct rank_run {
     struct rank_found {
         double loss, norm, grad, param;
         char key[128];
+        struct saved_difference saved;
         bool done;
     } found[16];
 };
@@ -291,6 +295,7 @@ static int run_steps(struct rank_run *run, struct trainer *t, struct err *e)
         if (s == 0)
             compare_params(run, t, true);
     }
+    TRY(saved_compare(&run->plain->saved, t, &f->saved, e)); /* before weights of other ranks come: nobody needs them */
     TRY(trainer_refresh(t, e));
     compare_params(run, t, false);
     f->done = true;
@@ -336,7 +341,11 @@ static void sum_up(const struct rank_run *run, struct verify_row *row)
             worst = d;
         }
     }
-    double most = fmax(fmax(row->loss, row->norm), fmax(row->grad, row->param));
+    const struct saved_difference *saved = &run->found[0].saved;
+    row->saved = saved->most;
+    if (row->saved > VERIFY_ALLOWED && worst <= VERIFY_ALLOWED)
+        snprintf(row->where, sizeof row->where, "%s, in the checkpoint", saved->key);
+    double most = fmax(fmax(fmax(row->loss, row->norm), fmax(row->grad, row->param)), row->saved);
     row->outcome = most == 0 ? VERIFY_SAME_BITS : most <= VERIFY_ALLOWED ? VERIFY_CLOSE : VERIFY_DIFFERS;
 }
 

@@ -37,6 +37,7 @@ struct verify_row {
     enum verify_outcome outcome;
     double loss, norm;  /* relative differences, the worst step */
     double grad, param; /* largest differences: first moments after one step, parameters at the end */
+    double saved;       /* of parameters and both moments in the checkpoint at the end */
     char where[160];    /* parameter with the largest, and the rank that has it */
     double seconds;
     struct err why; /* refused: the reason */

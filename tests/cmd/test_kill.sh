@@ -21,9 +21,9 @@ wait_random() { # up to that many ms
     sleep "$(printf '%d.%03d' $((ms / 1000)) $((ms % 1000)))"
 }
 
-# Every other kill waits for a save to be under way, then for a moment more.
+# Every other kill waits for a save to be under way, then for a moment more; of two in a row the second hits a save beside the steps.
 kill_one() { # run folder, number of the kill
-    start $options --run.save_every=$((1 + $2 % 2)) --run.dir="$1"
+    start $options --run.save_every=$((1 + $2 % 2)) --run.async_save=$([ $(($2 / 2 % 2)) -eq 1 ] && echo on || echo off) --run.dir="$1"
     wait_random $((length / kills))
     if [ $(($2 % 2)) -eq 1 ]; then
         while kill -0 $pid 2>/dev/null && ! saving "$1"; do :; done

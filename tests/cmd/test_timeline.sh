@@ -2,9 +2,10 @@
 # braid plan --timeline and --predict, and braid bench train on ranks: tables, files, refusals; schedules over a loop with equal bits.
 . "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=1
-model=(--model.pattern='*E|*E|*-|*E' --model.experts=4 --train.micro_batch=1 --train.global_batch=8 --run.threads=1)
+model=(--model.pattern='*E|*E|*-|*E' --model.experts=4 --train.micro_batch=1 --run.threads=1 --train.global_batch=8)
 mesh=(--parallel.ranks=4 --parallel.pp=2 --parallel.ep=2 --parallel.overlap=ep)
 plan() { "$BRAID" plan "$tiny" "${model[@]}" "$@"; }
+of_batch() { "$BRAID" plan "$tiny" "${model[@]:0:4}" --train.global_batch="$1" "${@:2}"; }
 
 ok "a picture of four ranks" prints 'PREDICTED' plan "${mesh[@]}" --timeline="$dir/a.svg"
 ok "with a row for each" test "$(grep -c '>rank [0-3]<' "$dir/a.svg")" -eq 4
@@ -17,10 +18,15 @@ ok "another ending is refused" fails 2 'must end in .svg' plan "${mesh[@]}" --ti
 ok "a rate must be one" fails 2 'link_gbps=fast is not a number' plan "${mesh[@]}" --timeline="$dir/a.svg" --link_gbps=fast
 ok "a mesh that does not divide is refused" fails 2 'parallel' plan --parallel.ranks=3 --parallel.pp=2 --timeline="$dir/a.svg"
 
-ok "predictions for two meshes" prints '^   32  PP2 VPP2 EP4 DP16' plan --predict=8:1x1x4,32:2x2x4
+ok "predictions for two meshes" prints '^   32  PP2 VPP2 EP4 DP16 *4 |' of_batch 64 --predict=8:1x1x4,32:2x2x4
+ok "train.global_batch gives the microbatches" prints '^    8  PP1 VPP1 EP4 DP8 *16 |' of_batch 128 --predict=8:1x1x4
+ok "left open they fill the pipeline" prints '^   32  PP2 VPP2 EP4 DP16 *8 |' of_batch 0 --predict=32:2x2x4
+ok "a mesh that does not divide is skipped with the reason" prints 'PP3 VPP1 EP1 DP2 *| skipped: 8 ranks do not divide into parallel.pp = 3' plan --predict=8:3x1x1,8:1x1x4
+ok "and the next one is predicted" grep -q '^    8  PP1 VPP1 EP4 DP8  *1 |' "$dir/out"
+ok "so is one on which the batch does not divide" prints 'skipped: train.global_batch = 8 does not divide' plan --predict=32:2x2x4
 ok "say what they assume" prints '^PREDICTION' plan --predict=8:1x1x4
 ok "a mesh is three numbers" fails 2 "is not GPUS:PPxVPPxEP" plan --predict=8:2x4
-ok "a pattern that is too short" fails 2 "too few for 8 stages" plan --predict=64:8x2x4
+ok "a pattern that is too short" prints "skipped: .*too few for 8 stages" of_batch 64 --predict=64:8x2x4
 ok "the 14-layer model is planned" prints '^ *64  PP4 VPP2 EP16 DP16' "$BRAID" plan "$(dirname "$tiny")/parallel/dsv3-14.ini" --run.device=cpu --predict=64:4x2x16
 ok "and the 61-layer one" prints '^ *128  PP16 VPP2 EP8 DP8' "$BRAID" plan "$(dirname "$tiny")/parallel/dsv3-61.ini" --run.device=cpu --predict=128:16x2x8
 
@@ -31,4 +37,6 @@ ok "experts on two ranks" test -n "$shared"
 ok "overlapped, with the plain bits" test "$(bits --parallel.ranks=2 --parallel.ep=2 --parallel.overlap=ep)" = "$shared"
 overlap() { CONFIG=$tiny GBPS=1 "$(dirname "$0")/../gpu/overlap.sh" "$BRAID" --run.device=cpu "${model[@]:0:2}" --run.threads=1; }
 ok "schedules over a loop give the same bits" prints 'all bits are equal' overlap
+copies() { CONFIG=$tiny GBPS=1 STEPS=3 BATCH=4 "$(dirname "$0")/../gpu/overlap_dp.sh" "$BRAID" --run.device=cpu "${model[@]:0:2}" --run.threads=1; }
+ok "gradients and weights over a loop change no bit" prints 'all bits are equal' copies
 finish

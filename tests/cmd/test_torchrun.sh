@@ -102,6 +102,51 @@ ok "and says for whom it waited" grep -qE 'rank 0 was told to stop at step [0-9]
 kill -KILL "$second"
 wait "$second" 2>/dev/null
 
+# ---- elastic restart --------------------------------------------------------------------------------------------------------------
+# A stand-in for torchrun --max-restarts: when a rank has ended badly, all are ended, and all are started again, perhaps fewer of them.
+long=(--train.micro_batch=1 --train.steps=400 --train.log_every=1 --run.save_every=20 --train.schedule=constant --run.report=off --run.tensorboard=off)
+elastic() { # run folder, rank to kill -9 in the first start, ranks of each start...
+    local run=$1 victim=$2 n r start=0 pids status
+    shift 2
+    port=$(random_port)
+    for n in "$@"; do
+        pids=()
+        for ((r = 0; r < n; r++)); do
+            MASTER_ADDR=127.0.0.1 MASTER_PORT=$port WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n RANK=$r LOCAL_RANK=$r GROUP_RANK=0 TORCHELASTIC_USE_AGENT_STORE=True \
+                TORCHELASTIC_RUN_ID=elastic TORCHELASTIC_RESTART_COUNT=$start TORCHELASTIC_MAX_RESTARTS=3 \
+                timeout 120 "${train_tiny[@]}" "${long[@]}" --run.dir="$run" >>"$dir/out$r" 2>>"$dir/err$r" &
+            pids+=($!)
+        done
+        waiting+=("${pids[@]}")
+        if [ $start = 0 ]; then
+            wait_while_running "${pids[0]}" test -e "$run/checkpoints/latest" || return 1
+            kill -KILL "$(pgrep -P "${pids[$victim]}")" # the rank itself, below its timeout
+        fi
+        status=0
+        for r in "${pids[@]}"; do wait "$r" 2>/dev/null || status=$?; done
+        start=$((start + 1))
+        [ $status != 0 ] || return 0
+    done
+    return 1
+}
+restarted() { # run folder, victim, ranks of each start...
+    : >"$dir/err0" && : >"$dir/out0"
+    elastic "$@" || { cp "$dir/err0" "$dir/err" && cp "$dir/out0" "$dir/out" && show $?; }
+}
+ok "400 steps on two threads" runs train "${long[@]}" --parallel.ranks=2 --run.dir="$dir/long"
+ok "rank 1 is killed, and two ranks are started again" restarted "$dir/again1" 1 2 2
+ok "they continued" grep -q 'continuing .* at step [1-9]' "$dir/err0"
+ok "with the bits of a run that was left alone" same "$dir/long" "$dir/again1"
+ok "rank 0 is killed, and two ranks are started again" restarted "$dir/again0" 0 2 2
+ok "with the bits of a run that was left alone" same "$dir/long" "$dir/again0"
+ok "rank 1 is killed, and one rank is started" restarted "$dir/fewer" 1 2 1
+close_to() { # A B: losses of 400 steps agree to 1e-3
+    paste -d' ' <(losses "$1") <(losses "$2" | awk '!seen[$1]++') | awk '{ d = $2 - $4; if (d < 0) d = -d; if (NF != 4 || d > 1e-3 * $2) bad = 1 } END { exit bad || NR != 400 }'
+}
+ok "it learns like two" close_to "$dir/long" "$dir/fewer"
+ok "rank 0 is killed, and four ranks are started" restarted "$dir/more" 0 2 4
+ok "nothing half-written is left" no_leftovers "$dir/again0"
+
 # ---- the real one ------------------------------------------------------------------------------------------------------------------
 if [ -n "${TORCHRUN:-}" ]; then
     real() { # arguments of torchrun...: with bits compared
@@ -122,5 +167,43 @@ if [ -n "${TORCHRUN:-}" ]; then
     }
     ok "torchrun, two nodes, static" two_agents --master-addr 127.0.0.1 --master-port "$(random_port)"
     ok "torchrun, two nodes, c10d" two_agents --rdzv-backend c10d --rdzv-id j --rdzv-endpoint "127.0.0.1:$(random_port)"
+    rank_of() { # run folder, rank: its process
+        local p
+        for p in $(pgrep -x "$(basename "$BRAID")"); do
+            { tr '\0' '\n' <"/proc/$p/environ"; } 2>/dev/null | grep -qx "RANK=$2" && grep -qz -- "--run.dir=$1" "/proc/$p/cmdline" 2>/dev/null && echo "$p" && return
+        done
+    }
+    killed_once() { # rank, arguments of torchrun...: that rank is killed after the first checkpoint, the agent starts all again
+        local run rank=$1 agent
+        shift
+        run=$(mktemp -d "$dir/killed-XXXX")
+        timeout 300 "$TORCHRUN" "$@" --max-restarts 3 --nproc-per-node 2 --no-python "${train_tiny[@]}" "${long[@]}" --run.dir="$run" >"$dir/out" 2>"$dir/err" &
+        agent=$!
+        wait_while_running $agent test -e "$run/checkpoints/latest" && kill -KILL "$(rank_of "$run" "$rank")" || return 1
+        wait $agent && grep -q 'continuing .* at step [1-9]' "$dir/err" && same "$dir/long" "$run" || show $?
+    }
+    ok "torchrun --max-restarts, static: rank 1 is killed" killed_once 1 --master-port "$(random_port)"
+    ok "torchrun --max-restarts, static: rank 0 is killed" killed_once 0 --master-port "$(random_port)"
+    ok "torchrun --max-restarts --standalone: rank 0 is killed" killed_once 0 --standalone
+    ok "torchrun --max-restarts, c10d: rank 1 is killed" killed_once 1 --rdzv-backend c10d --rdzv-endpoint "127.0.0.1:$(random_port)"
+    if [ -n "${ETCD:-}" ]; then # host:port of a server; torchrun needs the package python-etcd
+        ok "torchrun --max-restarts, etcd-v2: rank 1 is killed" killed_once 1 --rdzv-backend etcd-v2 --rdzv-id "j$RANDOM" --rdzv-endpoint "$ETCD"
+    fi
+    node_is_lost() { # of two nodes one goes for good, with its agent; the other continues alone
+        local run=$dir/lost a b at
+        at=(--nnodes 1:2 --max-restarts 3 --rdzv-backend c10d --rdzv-id lost --rdzv-endpoint "127.0.0.1:$(random_port)" --rdzv-conf "last_call_timeout=3,join_timeout=60" --nproc-per-node 1)
+        timeout 300 "$TORCHRUN" "${at[@]}" --no-python "${train_tiny[@]}" "${long[@]/steps=400/steps=4000}" --run.dir="$run" >"$dir/out" 2>"$dir/err" &
+        a=$!
+        sleep 3 # it keeps the store
+        "$TORCHRUN" "${at[@]}" --no-python "${train_tiny[@]}" "${long[@]/steps=400/steps=4000}" --run.dir="$run" >"$dir/out1" 2>"$dir/err1" &
+        b=$!
+        waiting+=($a $b)
+        wait_while_running $a test -e "$run/checkpoints/latest" || { show 1; return 1; }
+        local lost
+        lost=$(pgrep -x -P "$b" "$(basename "$BRAID")")
+        kill -KILL "$b" "$lost"
+        wait $a && grep -qh 'continuing .* at step [1-9]' "$dir/err" && runs "$BRAID" ckpt verify "$run" || show $?
+    }
+    ok "torchrun --nnodes 1:2: a node is lost, and the other goes on" node_is_lost
 fi
 finish

@@ -730,20 +730,25 @@ static int bad_run(struct world *w, struct lane *l, const char *how, struct err 
     return ST_OK;
 }
 
-/* test_comm ranks WHAT BOARD TIMEOUT */
+/* test_comm ranks WHAT BOARD TIMEOUT [ipc] */
 static int ranks_main(char **argv)
 {
     struct err e = {0};
     struct launch at;
     struct world *w = NULL;
-    struct lane l = {.dev = &cpu_dev, .index = 2, .err = &e};
+    struct dev dev = {0};
+    struct lane l = {.dev = &dev, .index = 2, .err = &e};
     const char *what = argv[0];
     const struct world_opts o = {.board = argv[1], .timeout = strtod(argv[2], NULL)};
     struct world_opts opened = o;
     int st = launch_detect(&at, &e);
-    opened.kind = at.kind;
+    opened.kind = argv[3] != NULL && strcmp(argv[3], "ipc") == 0 ? COMM_IPC : at.kind;
+    if (st == ST_OK)
+        st = dev_open(&dev, DEV_CPU, 1, &e);
     if (st == ST_OK)
         st = world_open(&w, &opened, &e);
+    if (st == ST_OK)
+        st = world_device(w, &dev, &e);
     if (st == ST_OK && strcmp(what, "all") == 0)
         st = all_bodies(w, &l, &e);
     else if (st == ST_OK && strcmp(what, "same") == 0)
@@ -755,6 +760,7 @@ static int ranks_main(char **argv)
     if (w != NULL && st == ST_OK && world_rank(w) == 0)
         printf("done: %d ranks by %s\n", world_size(w), comm_kind_name(world_kind(w)));
     world_close(w);
+    dev_close(&dev);
     if (e.code != ST_OK)
         err_print(&e, stderr);
     return st == ST_OK ? 0 : 1;
@@ -762,7 +768,7 @@ static int ranks_main(char **argv)
 
 int main(int argc, char **argv)
 {
-    if (argc == 5 && strcmp(argv[1], "ranks") == 0)
+    if ((argc == 5 || argc == 6) && strcmp(argv[1], "ranks") == 0)
         return ranks_main(argv + 2);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_have_the_bits_of_a_serial_loop),

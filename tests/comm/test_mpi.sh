@@ -23,13 +23,13 @@ ended_badly() { [ "$rc" -ne 0 ] && [ "$rc" -ne 124 ]; }
 # ---- torchrun's variables: no launcher at all -----------------------------------------------------------------------------
 # ranks N: starts them, RANK_OF[i] instead of i where set; rc is that of rank 0, hung whether one had to be stopped.
 declare -A RANK_OF SIZE_OF
-torch() { # n what timeout
+torch() { # n what timeout [transport]
     local n=$1 pids=() i r=0
     export MASTER_ADDR=${ADDR:-127.0.0.1} MASTER_PORT=$((20000 + RANDOM % 20000))
     hung=no
     : >"$tmp/out"
     for ((i = 0; i < n; i++)); do
-        RANK=${RANK_OF[$i]-$i} LOCAL_RANK=$i WORLD_SIZE=${SIZE_OF[$i]-$n} timeout -k 1 100 "$test_comm" ranks "$2" "$tmp/board" "$3" >>"$tmp/out" 2>&1 &
+        RANK=${RANK_OF[$i]-$i} LOCAL_RANK=$i WORLD_SIZE=${SIZE_OF[$i]-$n} timeout -k 1 100 "$test_comm" ranks "$2" "$tmp/board" "$3" ${4:-} >>"$tmp/out" 2>&1 &
         pids+=($!)
     done
     for ((i = 0; i < n; i++)); do
@@ -49,6 +49,15 @@ ok "tcp: a config that differs is named once" says "rank 2 has another config th
 torch 4 kill 5
 ok "tcp: a killed rank is named by every survivor" eval '[ "$(grep -cE "error on rank [013]: .*rank 2 " "$tmp/out")" -eq 3 ]'
 ok "tcp: a killed rank ends the job" no_hang
+for n in 2 3 4; do
+    torch $n all 20 ipc
+    ok "ipc: every collective, $n ranks" has "done: $n ranks by ipc"
+done
+torch 4 kill 5 ipc
+ok "ipc: a killed rank is named by every survivor" eval '[ "$(grep -cE "error on rank [013]: .*rank 2 " "$tmp/out")" -eq 3 ]'
+ok "ipc: a killed rank ends the job" no_hang
+torch 4 fail 20 ipc
+ok "ipc: a rank that fails says why, and the others say who failed" eval 'has "error on rank 2: a NaN in layer 5" && says "rank 2 failed at step 3: a NaN in layer 5" 3'
 RANK_OF=([2]=1)
 torch 3 all 5
 ok "tcp: two processes with one rank" has "two processes say RANK=1"
@@ -89,6 +98,8 @@ if grep -q "built without MPI" "$tmp/out"; then
     echo "built without MPI: ranks under MPI are not tested"
     exit "$failed"
 fi
+job "${mpi[@]}" -np 2 "$test_comm" ranks all "$tmp/board" 20 ipc
+ok "ipc beside mpi: every collective, 2 ranks" has "done: 2 ranks by ipc"
 for n in 2 4; do
     job "${mpi[@]}" -np $n "$test_comm" ranks all "$tmp/board" 20
     if grep -q "built without MPI" "$tmp/out"; then

@@ -88,6 +88,7 @@ static const struct usual usual[] = {
     SETS("--save runs/a", "run.dir", "runs/a"),
     SETS("--load runs/b", "run.load", "runs/b"),
     SETS("--save-interval 10", "run.save_every", "10"),
+    SETS("--async-save", "run.async_save", "on"),
     SETS("--log-interval 5", "train.log_every", "5"),
     SETS("--eval-interval 50", "train.eval_every", "50"),
     SETS("--eval-iters 4", "train.eval_batches", "4"),
@@ -245,7 +246,7 @@ static void flags_without_effect_are_noted(void **state)
     struct config_args args = {0};
     struct err e = {0};
     assert_ok(config_init(&c, &e), &e);
-    assert_ok(parse(&c, "--tensorboard-dir tb --log-throughput --async-save", &args, &e), &e);
+    assert_ok(parse(&c, "--tensorboard-dir tb --log-throughput --save-retain-interval 5", &args, &e), &e);
     assert_int_equal(args.n_notes, 2);
     assert_string_equal(args.notes[0].flag, "tensorboard-dir");
     config_release(&c);

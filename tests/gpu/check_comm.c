@@ -3,10 +3,11 @@
  *
  *   check_comm
  *
- * Started by a launcher (mpirun, or RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) with a GPU for each
- * rank, it checks every call over NCCL and measures what the links carry; `check_comm cpu` does the same without GPUs,
- * over the launcher's own messages. */
+ * Started by a launcher (mpirun, or RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) it checks every call
+ * over NCCL, or over ipc where ranks share a GPU, and measures what the links carry; `check_comm cpu` does the same
+ * without GPUs, over the launcher's own messages. */
 #include "comm/comm.h"
+#include "dev/gpus.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -327,8 +328,9 @@ static int many(const struct launch *launch, bool gpus, struct err *e)
 {
     struct dev d;
     struct world *w = NULL;
-    const struct world_opts o = {.kind = gpus ? COMM_NCCL : launch->kind, .timeout = 60};
-    TRY(gpus ? dev_open_gpu(&d, &(struct dev_gpu){.index = launch->local_rank}, 1, e) : dev_open(&d, DEV_CPU, 1, e));
+    const struct world_opts o = {.kind = gpus ? COMM_NCCL : launch->kind, .timeout = 60, .choose_gpus = true};
+    TRY(gpus ? dev_open_gpu(&d, &(struct dev_gpu){.index = launch->local_rank % (int)max_i64(gpus_visible(), 1)}, 1, e)
+             : dev_open(&d, DEV_CPU, 1, e));
     int st = world_open(&w, &o, e);
     if (st == ST_OK)
         st = world_device(w, &d, e);
@@ -338,8 +340,11 @@ static int many(const struct launch *launch, bool gpus, struct err *e)
         st = measure_links(w, &d, e);
     if (w != NULL)
         st = comm_agree(world_comm(w), "every call", st, e);
+    char name[64];
+    snprintf(name, sizeof name, "%s: every call on %d ranks", w != NULL ? comm_kind_name(world_kind(w)) : "?",
+             launch->size);
     if (launch->rank == 0)
-        result("every call on all ranks", st, e);
+        result(name, st, e);
     world_close(w);
     dev_close(&d);
     return st;

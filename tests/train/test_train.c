@@ -312,6 +312,65 @@ static void the_loop_saves_where_it_ends(void **state)
     playground_close(&pg);
 }
 
+/* A checkpoint written beside the steps has the bits of one that they wait for; the log names both. */
+static void checkpoints_written_beside_the_steps_have_the_same_bits(void **state)
+{
+    (void)state;
+    struct playground pg[2];
+    struct config c;
+    struct err e = {0};
+    struct trainer t;
+    for (int on = 0; on < 2; on++) {
+        playground_open(&pg[on]);
+        run_config(&c, &pg[on],
+                   on ? "train.steps=7 run.save_every=2 run.keep=0 run.async_save=on"
+                      : "train.steps=7 run.save_every=2 run.keep=0");
+        assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
+        assert_ok(trainer_run(&t, &e), &e);
+        trainer_close(&t);
+        config_release(&c);
+    }
+    static const int64_t steps[] = {2, 4, 6, 7};
+    for (int i = 0; i < countof(steps); i++) {
+        struct ckpt *from[2];
+        for (int on = 0; on < 2; on++)
+            assert_ok(ckpt_open_intact(&from[on], pg[on].run, steps[i], NULL, &e), &e);
+        assert_int_equal(ckpt_count(from[0]), ckpt_count(from[1]));
+        for (int k = 0; k < ckpt_count(from[0]); k++) {
+            struct ckpt_tensor a = ckpt_at(from[0], k), b = ckpt_at(from[1], k);
+            assert_string_equal(a.key, b.key);
+            assert_memory_equal(a.view.data, b.view.data, (size_t)tensor_bytes(&a.view));
+        }
+        ckpt_close(from[0]);
+        ckpt_close(from[1]);
+    }
+    playground_close(&pg[0]);
+    playground_close(&pg[1]);
+}
+
+/* The error of a checkpoint that a thread writes ends the run after a later step, long before its end. */
+static void a_checkpoint_that_fails_beside_the_steps_ends_the_run(void **state)
+{
+    (void)state;
+    struct playground pg;
+    struct config c;
+    struct err e = {0};
+    struct trainer t;
+    playground_open(&pg);
+    char *path = path_join(pg.run, "checkpoints");
+    assert_ok(file_make_dirs(pg.run, &e), &e);
+    assert_ok(file_write_atomic(path, "no folder", 9, &e), &e);
+    run_config(&c, &pg, "train.steps=100000 run.save_every=1 run.async_save=on run.report=off run.tensorboard=off");
+    assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
+    assert_int_not_equal(trainer_run(&t, &e), ST_OK);
+    assert_non_null(strstr(e.msg, "checkpoints"));
+    assert_true(t.step >= 1 && t.step < 1000);
+    trainer_close(&t);
+    free(path);
+    config_release(&c);
+    playground_close(&pg);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -322,6 +381,8 @@ int main(void)
         cmocka_unit_test(evaluation_ignores_dropout),
         cmocka_unit_test(it_learns_a_repetitive_text),
         cmocka_unit_test(the_loop_saves_where_it_ends),
+        cmocka_unit_test(checkpoints_written_beside_the_steps_have_the_same_bits),
+        cmocka_unit_test(a_checkpoint_that_fails_beside_the_steps_ends_the_run),
     };
     return cmocka_run_group_tests_name("train", tests, NULL, NULL);
 }

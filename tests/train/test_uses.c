@@ -223,6 +223,7 @@ static const struct row rows[] = {
     {"lora.targets", "*layers.0.*", "lora.rank=2 model.shared_ffn=8"},
     {"lora.targets", "*layers.0.*", ""},
     {"parallel.loop_ranks", "4", ""},
+    {"parallel.loop_axis", "dp", ""},
 };
 
 /* What the others are about: none of it is read by a layer, and each has a test of its own. */
@@ -268,6 +269,7 @@ static const char *const elsewhere[] = {
     "run.threads",
     "run.resume",
     "run.save_every",
+    "run.async_save", /* test_train.c, tests/cmd/test_async_save.sh */
     "run.keep",
     "run.load",
     "run.load_weights",

@@ -375,6 +375,30 @@ static void swapped_segment_is_found(void **state)
     expect_found("*-M-", "PP2", &(struct verify_sabotage){.config = swap_segments}, "decoder.layers.");
 }
 
+/* Ranks answer for other slices than they hold, as a checkpoint of experts that are all written as those of rank 0. */
+static void answer_for_the_first_slice(struct trainer *t)
+{
+    for (int k = 0; k < t->model.params.n; k++)
+        t->model.params.list[k].p.shard.first = 0;
+}
+
+static void a_wrong_checkpoint_is_found(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct verify_row row;
+    fixture_open(&f, "*E*E");
+    fixture_run(&f);
+    assert_ok(verify_run(f.v, variant_named("EP2"), NULL, &row, &f.e), &f.e);
+    assert_true(row.outcome <= VERIFY_CLOSE && row.saved <= VERIFY_ALLOWED);
+    assert_ok(verify_run(f.v, variant_named("EP2"), &(struct verify_sabotage){.trainer = answer_for_the_first_slice},
+                         &row, &f.e),
+              &f.e);
+    assert_int_equal(row.outcome, VERIFY_DIFFERS);
+    assert_true(row.saved > VERIFY_ALLOWED);
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -382,6 +406,7 @@ int main(void)
         cmocka_unit_test(adapters_agree_on_every_level),        cmocka_unit_test(all_ways_agree),
         cmocka_unit_test(missing_reduction_is_found),           cmocka_unit_test(wrong_scale_is_found),
         cmocka_unit_test(mistakes_of_other_programs_are_found), cmocka_unit_test(swapped_segment_is_found),
+        cmocka_unit_test(a_wrong_checkpoint_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
