@@ -461,7 +461,8 @@ static void declare_permute(struct build *b, const struct moe *m, const struct m
 static void declare_experts(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
 {
     struct graph *g = b->g;
-    bool fetch_x = !s->ep.on && experts8_fetch_x(b, &s->w1), fetch_dy = !s->ep.on && experts8_fetch_dy(b, &s->w1, &s->b2);
+    bool fetch_x = !s->ep.on && experts8_fetch_x(b, &s->w1),
+         fetch_dy = !s->ep.on && experts8_fetch_dy(b, &s->w1, &s->b2);
     experts_declare(b, &(struct experts){.offset = s->offset,
                                          .h = fetch_x ? io->h : NO_SLOT,
                                          .df = fetch_dy ? io->df : NO_SLOT,

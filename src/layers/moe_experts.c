@@ -2,8 +2,8 @@
  *   pre [R, w] = x W1_e^T + b1_e;  act [R, f] = prob * act(pre);  y [R, d] = act W2_e^T + prob * b2_e
  * Two ways to the same numbers. In steps: products and activation are nodes of their own, and act is kept for the
  * weight gradient of fc2 or recomputed. Fused, as GPUs want it: fc1 makes pre and act; the backward of fc2 goes through
- * the activation and recomputes act, so that only pre is kept. On hosts both give the same bits. In FP8 there is one way
- * of its own (moe_experts8.c). */
+ * the activation and recomputes act, so that only pre is kept. On hosts both give the same bits. In FP8 there is one
+ * way of its own (moe_experts8.c). */
 #include "layers/moe_experts_int.h"
 #include "ops/act/act.h"
 #include "ops/expert/expert.h"

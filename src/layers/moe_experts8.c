@@ -81,7 +81,7 @@ static void quantise_to(struct build *b, int n, enum phase_id ph, const struct e
              .t = of(g, t->q), .ts = of(g, t->s), .block = code_rule(b->cfg).block);
 }
 
-/* Of a product [rows, in] x [experts, out, in], with `extra` bytes read or written beside it. */
+/* The cost of a product [rows, in] x [experts, out, in] that moves `extra` bytes more. */
 static void product_cost(struct build *b, int n, enum phase_id ph, const struct weight *w, int64_t rows, double extra)
 {
     const struct param *p = &b->params->list[w->param].p;
@@ -93,8 +93,8 @@ static void declare_dw(struct build *b, int n, const struct experts *e, const st
                        const struct coded *xt, const struct weight *w)
 {
     struct graph *g = b->g;
-    GRAPH_OP(g, n, PH_DW, gmm8_dw, .dyt = of(g, dyt->q), .dyts = of(g, dyt->s), .xt = of(g, xt->q),
-             .xts = of(g, xt->s), .offset = of(g, e->offset), .dw = of(g, w->dw), .block = c->rule.block);
+    GRAPH_OP(g, n, PH_DW, gmm8_dw, .dyt = of(g, dyt->q), .dyts = of(g, dyt->s), .xt = of(g, xt->q), .xts = of(g, xt->s),
+             .offset = of(g, e->offset), .dw = of(g, w->dw), .block = c->rule.block);
 }
 
 static void declare_fc1(struct build *b, const struct experts *e, const struct codes8 *c)

@@ -6,8 +6,8 @@
 #include "ops/act/act.h"
 
 /* Rows sorted by expert, their probabilities, what comes out. act lives as long as the graph. Where the rows may be
- * fetched from tokens, with the codes that are made of them (FP8), h and df are those, and src with k choices to a token
- * says which; x and dy are then not made. */
+ * fetched from tokens, with the codes that are made of them (FP8), h and df are those, and src with k choices to a
+ * token says which; x and dy are then not made. */
 struct experts {
     slot_id offset, x, dx, prob, dprob, y, dy;
     slot_id h, df, src; /* NO_SLOT: x and dy are there */

@@ -2,7 +2,8 @@
  * fast is it.
  *
  *   bench_experts8 check     small shapes, several numbers of multiprocessors: the same bits, or "not ok"
- *   bench_experts8 time [MS] OLMoE, Qwen3-30B and DeepSeek-V3: TFLOP/s forward and backward, with all quantising, and the
+ *   bench_experts8 time [MS] OLMoE, Qwen3-30B and DeepSeek-V3: TFLOP/s forward and backward, with all quantising, and
+ *   the
  *                            microseconds of each call; MS for each (60)
  * Rows are fetched from tokens by the quantiser, as in a layer whose experts are all here. dw is written, fp32. */
 #include "bench.cuh"
@@ -237,9 +238,7 @@ static int call(struct bench *b, const struct mlp *m, int i)
     case 6: return weights(b, m, &m->dyt, &m->actt, &m->dw2);
     case 7: return quantise(b, &m->dpre, NULL, &m->dp, &m->dpt, false);
     case 8: return product(b, m, &m->dp, &m->w1t, true, &m->dx);
-    default:
-        TRY(quantise(b, &m->h, m, NULL, &m->xt, false));
-        return weights(b, m, &m->dpt, &m->xt, &m->dw1);
+    default: TRY(quantise(b, &m->h, m, NULL, &m->xt, false)); return weights(b, m, &m->dpt, &m->xt, &m->dw1);
     }
 }
 
@@ -350,9 +349,8 @@ static int times(struct bench *b, double ms)
     static const struct {
         const char *name;
         int64_t experts, hidden, width, rows;
-    } shapes[] = {{"OLMoE", 64, 2048, 1024, 131072},
-                  {"Qwen3-30B", 128, 2048, 768, 131072},
-                  {"DSv3", 4, 7168, 2048, 32768}};
+    } shapes[] = {
+        {"OLMoE", 64, 2048, 1024, 131072}, {"Qwen3-30B", 128, 2048, 768, 131072}, {"DSv3", 4, 7168, 2048, 32768}};
     static struct mlp m;
     for (int i = 0; i < countof(shapes); i++) {
         m = (struct mlp){};

@@ -77,9 +77,13 @@ static void schedules_give_the_same_bits(void **state)
 {
     (void)state;
     static const char *const models[] = {
-        WIDE FP8, WIDE FP8 "model.bias=on", WIDE FP8 "lora.rank=4", WIDE FP8 "model.pattern=*-/*- model.mhc_streams=2",
+        WIDE FP8,
+        WIDE FP8 "model.bias=on",
+        WIDE FP8 "lora.rank=4",
+        WIDE FP8 "model.pattern=*-/*- model.mhc_streams=2",
         WIDE FP8 "gpu.fp8_recipe=tensor model.pattern=*E model.experts=4 model.topk=2 model.shared_ffn=32",
-        EXPERTS FP8, EXPERTS FP8 "model.expert_bias=on model.shared_ffn=64 gpu.fp8_recipe=tensor"};
+        EXPERTS FP8,
+        EXPERTS FP8 "model.expert_bias=on model.shared_ffn=64 gpu.fp8_recipe=tensor"};
     static const char *const ways[] = {"plan.recompute=full", "plan.recompute=joint.norm", "plan.delay_dw=on",
                                        "plan.poison=on plan.random_lanes=5"};
     for (int m = 0; m < countof(models); m++) {

@@ -6,9 +6,9 @@
 
 #if HOPPER_CODE
 
-/* D [64, 128] (+)= A [64, 32] B [32, 128], both K-major from shared memory: a line is 128 codes, a step of 32 along K is
- * +32 bytes. Sums have about 14 bits: add them up in fp32 every 128 of K. A is E4M3 or E5M2, B E4M3. start: what d held
- * before is nothing to it. */
+/* D [64, 128] (+)= A [64, 32] B [32, 128], both K-major from shared memory: a line is 128 codes, a step of 32 along K
+ * is +32 bytes. Sums have about 14 bits: add them up in fp32 every 128 of K. A is E4M3 or E5M2, B E4M3. start: what d
+ * held before is nothing to it. */
 template <enum dtype A> struct wgmma8;
 
 template <> struct wgmma8<DT_F8_E4M3> {

@@ -23,8 +23,8 @@ extern "C" int expert8_up_cuda(struct lane *l, const struct expert8_up_args *a)
 {
     TRY(expert8_up_check(a, l->err));
     bool fits;
-    struct gmm8_job p = gmm8_job_of(&a->x, &a->xs, &a->w, &a->ws, &a->offset, a->block, a->square, false, a->q.dim[1],
-                                    &fits);
+    struct gmm8_job p =
+        gmm8_job_of(&a->x, &a->xs, &a->w, &a->ws, &a->offset, a->block, a->square, false, a->q.dim[1], &fits);
     rule_of(&p.j, &a->rule);
     p.j.after = GMM_ACT;
     p.j.g.bias = (const float *)a->bias.data;
@@ -50,8 +50,8 @@ extern "C" int expert8_down_bwd_cuda(struct lane *l, const struct expert8_down_b
     TRY(expert8_down_bwd_check(a, l->err));
     TRY(check_work("expert8_down_bwd", &a->work, expert8_down_bwd_work_cuda(a), l->err));
     bool fits;
-    struct gmm8_job p = gmm8_job_of(&a->dz, &a->dzs, &a->w, &a->ws, &a->offset, a->block, a->square, true, a->w.dim[0],
-                                    &fits);
+    struct gmm8_job p =
+        gmm8_job_of(&a->dz, &a->dzs, &a->w, &a->ws, &a->offset, a->block, a->square, true, a->w.dim[0], &fits);
     rule_of(&p.j, &a->rule);
     p.j.after = GMM_DACT;
     p.j.g.prob = (const float *)a->prob.data;

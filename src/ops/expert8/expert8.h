@@ -1,9 +1,9 @@
 /* expert8: ops/expert of FP8 codes, with products as in ops/gmm8: what lies between the two matrices of experts.
  *   expert8_up        pre [R, n] = x [R, in] W_e^T + bias_e, real; q [R, f], qs: codes by rows of prob * act(pre)
  *                     w the codes of W [E n, in], one below the other. Past offset[E] rows of pre and q become 0
- *   expert8_down_bwd  from the codes dz [R, out] through w [E, out, f], whose codes are turned [f, E out], to the input of
- *                     the activation: dpre [R, n] (may be pre); y [R, f] = prob * act(pre) again, optional; dprob [R]
- *                     wide, iff prob: <dz W_e, act(pre)>. Past offset[E] rows of dpre and dprob become 0, and
+ *   expert8_down_bwd  from the codes dz [R, out] through w [E, out, f], whose codes are turned [f, E out], to the input
+ *                     of the activation: dpre [R, n] (may be pre); y [R, f] = prob * act(pre) again, optional; dprob
+ *                     [R] wide, iff prob: <dz W_e, act(pre)>. Past offset[E] rows of dpre and dprob become 0, and
  *                     those of y where those of pre are
  * Blocks as in ops/gmm8. A Hopper GPU does each in one kernel where that has one, with the activation in fp32 from
  * unrounded sums; elsewhere by way of `work`. A value next to a tie of two codes falls to either side. */

@@ -37,16 +37,13 @@ int expert8_down_bwd_check(const struct expert8_down_bwd_args *a, struct err *e)
     CHECK_T("expert8_down_bwd", "dpre", &a->dpre, real, 2, rows, n);
     CHECK_OPT("expert8_down_bwd", "y", &a->y, real, 2, rows, f);
     struct tensor dy = tensor_2d(a->pre.data, real, rows, f);
-    return act_bwd_check(&(struct act_bwd_args){.dy = dy,
-                                                .x = a->pre,
-                                                .prob = a->prob,
-                                                .dx = a->dpre,
-                                                .dprob = a->dprob,
-                                                .rule = a->rule},
-                         e);
+    return act_bwd_check(
+        &(struct act_bwd_args){
+            .dy = dy, .x = a->pre, .prob = a->prob, .dx = a->dpre, .dprob = a->dprob, .rule = a->rule},
+        e);
 }
 
-/* ---- the composition: values of the activation or of its gradient, then scratch of the parts -- */
+/* ---- the composition: values of the activation or of its gradient, then scratch of the parts - */
 
 static int64_t values_bytes(int64_t rows, int64_t f, enum dtype real)
 {
@@ -115,8 +112,7 @@ static struct gmm8_args down_product(const struct expert8_down_bwd_args *a, void
 int64_t expert8_down_bwd_work_by(const struct expert8_parts *p, const struct expert8_down_bwd_args *a)
 {
     struct gmm8_args product = down_product(a, NULL);
-    return values_bytes(a->dz.dim[0], a->w.dim[0], a->pre.dtype) +
-           (p->gmm8_work != NULL ? p->gmm8_work(&product) : 0);
+    return values_bytes(a->dz.dim[0], a->w.dim[0], a->pre.dtype) + (p->gmm8_work != NULL ? p->gmm8_work(&product) : 0);
 }
 
 int expert8_down_bwd_by(const struct expert8_parts *p, struct lane *l, const struct expert8_down_bwd_args *a)
@@ -129,12 +125,9 @@ int expert8_down_bwd_by(const struct expert8_parts *p, struct lane *l, const str
     TRY(p->gmm8(l, &product));
     if (present(&a->y)) /* before pre may become dpre */
         TRY(p->act_fwd(l, &(struct act_fwd_args){.x = a->pre, .prob = a->prob, .y = a->y, .rule = a->rule}));
-    return p->act_bwd(l, &(struct act_bwd_args){.dy = product.y,
-                                                .x = a->pre,
-                                                .prob = a->prob,
-                                                .dx = a->dpre,
-                                                .dprob = a->dprob,
-                                                .rule = a->rule});
+    return p->act_bwd(
+        l, &(struct act_bwd_args){
+               .dy = product.y, .x = a->pre, .prob = a->prob, .dx = a->dpre, .dprob = a->dprob, .rule = a->rule});
 }
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
@@ -265,8 +258,9 @@ static void down_cost(const struct op_call *c, struct op_cost *out)
         "rows=1104 experts=9 in=1152 f=640 tail=16 gpu=1" tailed                                                       \
     }
 static const struct op_sample up_samples[] = {SAMPLES("")};
-static const struct op_sample down_samples[] = {
-    SAMPLES(" no_y=1"), {"rows=80 experts=2 in=256 f=384 e5m2=1"}, {"rows=160 experts=3 in=128 f=256 block=0 square=0"}};
+static const struct op_sample down_samples[] = {SAMPLES(" no_y=1"),
+                                                {"rows=80 experts=2 in=256 f=384 e5m2=1"},
+                                                {"rows=160 experts=3 in=128 f=256 block=0 square=0"}};
 static const struct op_sample bench[] = {
     {"rows=2048 in=256 f=256 experts=4 no_bias=1"},
     {"rows=131072 in=2048 f=1024 experts=64 no_bias=1 gpu=1"},
@@ -284,16 +278,11 @@ OP_FIELDS(expert8_up, EXPERT8_UP_FIELDS, );
 OP_ATTRS(expert8_up, EXPERT8_UP_FIELDS, RULE_ATTRS(expert8_up));
 OP_CALLS(expert8_up);
 const struct op_desc expert8_up_desc = {
-    OP_IS(expert8_up),
-    .summary = "first matrix of experts in FP8, activation and probability, as codes",
-    OP_LIST(dims, dims),
-    .sample_shapes = up_shapes,
-    .infer = up_infer,
-    .sample_fill = fill,
-    .cost = up_cost,
-    .tolerance = 0.075, /* a value next to a tie of two codes falls to either side: 32 of 448 */
-    .narrow = 0.03,
-    OP_LIST(samples, up_samples),
+    OP_IS(expert8_up),     .summary = "first matrix of experts in FP8, activation and probability, as codes",
+    OP_LIST(dims, dims),   .sample_shapes = up_shapes,
+    .infer = up_infer,     .sample_fill = fill,
+    .cost = up_cost,       .tolerance = 0.075, /* a value next to a tie of two codes falls to either side: 32 of 448 */
+    .narrow = 0.03,        OP_LIST(samples, up_samples),
     OP_LIST(bench, bench),
 };
 OP_FIELDS(expert8_down_bwd, EXPERT8_DOWN_BWD_FIELDS, );

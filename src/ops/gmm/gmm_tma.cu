@@ -119,8 +119,8 @@ static int map_encode(struct lane *l, CUtensorMap *map, const void *data, enum d
                          "tensor map of %d dimensions, [%lld, %lld, ...] with stride %lld: driver error %d", rank,
                          (long long)dims[0], (long long)dims[1], (long long)strides[0], (int)code);
 }
-extern "C" int gmm_map_make(struct lane *l, CUtensorMap *map, const void *data, enum dtype type, int64_t experts, int64_t rows,
-                    int64_t cols, int64_t stride, int lines)
+extern "C" int gmm_map_make(struct lane *l, CUtensorMap *map, const void *data, enum dtype type, int64_t experts,
+                            int64_t rows, int64_t cols, int64_t stride, int lines)
 {
     cuuint64_t size = dtype_bytes(type);
     const cuuint64_t dims[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)experts};
@@ -151,7 +151,7 @@ static int operand_maps(struct lane *l, struct gmm_maps *m, const struct gmm_tma
     bool forward = product == GMM_FORWARD;
     int64_t across = j->after == GMM_ACT ? gmm_pre_columns(j) : g->across;
     return gmm_map_make(l, &m->b, g->b, DT_BF16, g->experts, forward ? across : g->depth, forward ? g->depth : across,
-                    g->ldb, BOX);
+                        g->ldb, BOX);
 }
 
 /* Past the last column of c of STORE bulk copies leave out what there is not. */

@@ -96,8 +96,8 @@ template <typename T, int PRODUCT> static int plain_launch(struct lane *l, const
         PRODUCT == GMM_WEIGHT ? ceil_div(g->down, TILE) * g->experts : ceil_div(g->rows, TILE) + g->experts + 1;
     int64_t tiles = down * ceil_div(g->across, TILE);
     if (g->experts > GMM_MAX_EXPERTS || tiles > INT32_MAX / 2)
-        return err_set(l->err, ST_INVALID, "gmm8: %d experts and %lld tiles; a GPU takes at most %d and 2^30", g->experts,
-                       (long long)tiles, GMM_MAX_EXPERTS);
+        return err_set(l->err, ST_INVALID, "gmm8: %d experts and %lld tiles; a GPU takes at most %d and 2^30",
+                       g->experts, (long long)tiles, GMM_MAX_EXPERTS);
     unsigned blocks = (unsigned)min_i64(tiles, 64 * (int64_t)cuda_of(l)->sm_budget);
     LAUNCH(l, (decoded_product<T, PRODUCT>), blocks, THREADS, gmm_table_bytes(g->experts), *p);
     return ST_OK;

@@ -1,15 +1,16 @@
 /* gmm8: the grouped products of ops/gmm of FP8 codes with inverse scales (ops/quantise). R rows, experts and offset as
  * in ops/gmm; n: rows of a matrix B_e of an expert, k: its columns, over which is summed.
  *   gmm8      y [R, n] real: y[r] = x[r] B_e^T + p_r bias_e, rows past offset[E] become 0
- *             x [R, k] codes, E4M3 or E5M2, xs by rows of `block`; w the B of all experts, E4M3: [E n, k], one below the
- *             other, or if turned [n, E k], side by side; ws by squares where `square`, else by rows. bias [E, n] and
- *             prob [R] wide, optional, p_r as in ops/gmm
- *   gmm8_dw   dw [E, out, in] wide: dw_e (+)= dy_e^T x_e from the transposes dyt [out, R], E4M3 or E5M2, and xt [in, R],
- *             E4M3, both by rows, so by `block` tokens, counted from the first of all experts
- * The codes of a weight [E, out, in], quantised as [E out, in], are w of the forward product, and those of its transpose
- * w of the input gradient, turned. Blocks of weights must not reach from one expert into the next for a GPU's fast
- * kernels (Hopper, blocks of 128 or one scale, out and in multiples of 128, R of 16): others decode and multiply in
- * fp32. Sums are fp32, of tensor cores promoted to it every 128 products. */
+ *             x [R, k] codes, E4M3 or E5M2, xs by rows of `block`; w the B of all experts, E4M3: [E n, k], one below
+ *             the other, or if turned [n, E k], side by side; ws by squares where `square`, else by rows. bias [E, n]
+ *             and prob [R] wide, optional, p_r as in ops/gmm
+ *   gmm8_dw   dw [E, out, in] wide: dw_e (+)= dy_e^T x_e from the transposes dyt [out, R], E4M3 or E5M2, and xt [in,
+ *             R], E4M3, both by rows, so by `block` tokens, counted from the first of all experts
+ * The codes of a weight [E, out, in], quantised as [E out, in], are w of the forward product, and those of its
+ * transpose w of the input gradient, turned. Blocks of weights must not reach from one expert into the next for a GPU's
+ * fast kernels (Hopper, blocks of 128 or one scale, out and in multiples of 128, R of 16): others decode and multiply
+ * in fp32. Scales are powers of two or NaN, as ops/quantise makes them. Sums are fp32, of tensor cores promoted to it
+ * every 128 products. */
 #ifndef BRAID_OPS_GMM8_H
 #define BRAID_OPS_GMM8_H
 

@@ -13,8 +13,8 @@ static void decode(const struct tensor *codes, const struct tensor *scales, int6
 #pragma omp parallel for schedule(static) if (rows * cols > 16384)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++)
-            to[gmm8_place(codes, transposed, matrices, r, c)] = table[((const uint8_t *)codes->data)[r * cols + c]] *
-                                                                scale[f8_scale_at(codes, block, square, r, c)];
+            to[gmm8_place(codes, transposed, matrices, r, c)] =
+                table[((const uint8_t *)codes->data)[r * cols + c]] * scale[f8_scale_at(codes, block, square, r, c)];
 }
 
 static const struct gmm8_parts parts = {DT_F32, CPU_NAME(gmm_fwd_cpu), CPU_NAME(gmm_bwd_cpu), decode};

@@ -16,9 +16,6 @@
 
 enum { DEEP = 128 };
 
-/* Loads after this are not moved before it. */
-__device__ __forceinline__ void compiler_stays(void) { __asm__ volatile("" ::: "memory"); }
-
 /* Sizes as in gmm_feed.cuh. */
 template <int AFTER, int KIND> struct form8 {
     static constexpr bool GATED = KIND != GMM_RELU2, SUMS = AFTER == GMM_SUMS;
@@ -146,26 +143,49 @@ template <enum dtype A> __device__ __forceinline__ void multiply_half(float (&pa
         wgmma8<A>::run(part, a + k * 2, b + k * 2);
     wgmma_commit();
 }
+/* Only steps [first, end) of 32: the others hold tokens of other experts alone. */
+template <enum dtype A>
+__device__ __forceinline__ void multiply_some(float (&part)[64], uint64_t a, uint64_t b, int first, int end)
+{
+    wgmma_begin();
+    wgmma8<A>::start(part, a + first * 2, b + first * 2);
+#pragma unroll 1
+    for (int k = first + 1; k < end; k++)
+        wgmma8<A>::run(part, a + k * 2, b + k * 2);
+    wgmma_commit();
+}
 __device__ __forceinline__ void add_scaled(float *c, const float (&part)[64], float first_row, float second_row)
 {
 #pragma unroll
     for (int i = 0; i < 64; i++)
         c[i] += part[i] * (i % 4 < 2 ? first_row : second_row);
 }
-/* The same with a scale for each column, which lie in shared memory: a few at a time, or they would not fit. */
-__device__ __forceinline__ void add_scaled_by_column(float *c, const float (&part)[64], float first_row,
-                                                     float second_row, const float *column)
+/* Scales of the lane's 32 columns of a half, read while the products run: powers of two, or NaN, of which the upper
+ * half of a float is all. */
+struct column_scales {
+    uint32_t two[16];
+};
+__device__ __forceinline__ struct column_scales columns_get(const float *column)
 {
-    int pair = 2 * (threadIdx.x % 4);
+    struct column_scales c;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        float2 s = *(const float2 *)(column + 8 * i + pair);
-        c[4 * i] += part[4 * i] * s.x * first_row;
-        c[4 * i + 1] += part[4 * i + 1] * s.y * first_row;
-        c[4 * i + 2] += part[4 * i + 2] * s.x * second_row;
-        c[4 * i + 3] += part[4 * i + 3] * s.y * second_row;
-        if (i % 4 == 3)
-            compiler_stays();
+        uint2 s = *(const uint2 *)(column + 8 * i + 2 * (threadIdx.x % 4));
+        c.two[i] = __byte_perm(s.x, s.y, 0x7632);
+    }
+    return c;
+}
+__device__ __forceinline__ void add_scaled_by_column(float *c, const float (&part)[64], float first_row,
+                                                     float second_row, const struct column_scales &column)
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float s[2];
+        unpack2(column.two[i], s);
+        c[4 * i] += part[4 * i] * s[0] * first_row;
+        c[4 * i + 1] += part[4 * i + 1] * s[1] * first_row;
+        c[4 * i + 2] += part[4 * i + 2] * s[0] * second_row;
+        c[4 * i + 3] += part[4 * i + 3] * s[1] * second_row;
     }
 }
 
@@ -213,26 +233,36 @@ __device__ __forceinline__ void multiply_tokens(float (&c)[F::BN / 2], char *rin
     for (int s = 0; s < steps; s++) {
         uint32_t k = (step + s) % F::STAGES;
         char *stage = ring + k * F::STAGE, *mine = stage + group * BOX_BYTES;
-        const float *scale = (const float *)(stage + F::OPERANDS) + warp_row(group) + threadIdx.x % 32 / 4;
+        const float *scale = (const float *)(stage + F::OPERANDS),
+                    *rows = scale + warp_row(group) + threadIdx.x % 32 / 4;
         barrier_wait_bounded(full + k, (step + s) / F::STAGES & 1);
         int low = at.k_first - first_of<GMM_SUMS>(at) - s * DEEP, high = low + at.depth;
-        if (low > 0 || high < DEEP)
+        bool partly = low > 0 || high < DEEP;
+        if (partly)
             clear_tokens(mine, low, high, group);
         uint64_t a = wgmma_tile(mine, BOX_BYTES, 1024), b = wgmma_tile(stage + F::A_BOXES * BOX_BYTES, BOX_BYTES, 1024);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            multiply_half<A>(part, a, b + half * 2 * BOX_BYTES / 16);
+            uint64_t b_half = b + half * 2 * BOX_BYTES / 16;
+            if (partly)
+                multiply_some<A>(part, a, b_half, max(low, 0) / 32, (min(high, DEEP) + 31) / 32);
+            else
+                multiply_half<A>(part, a, b_half);
             if (half == 0 && s == 0)
                 release_lent<F>(empty, step, owed);
             if (half == 1 && s + 1 == steps)
                 last();
-            wgmma_wait<0>();
-            wgmma_hold(part);
-            if (p.as_row == 0)
+            if (p.as_row == 0) {
+                wgmma_wait<0>();
+                wgmma_hold(part);
                 add_scaled(c + 64 * half, part, whole, whole);
-            else
-                add_scaled_by_column(c + 64 * half, part, scale[0], scale[8],
-                                     (const float *)(stage + F::OPERANDS) + F::BM + 128 * half);
+            } else {
+                float first = rows[0], second = rows[8];
+                struct column_scales columns = columns_get(scale + F::BM + 128 * half);
+                wgmma_wait<0>();
+                wgmma_hold(part);
+                add_scaled_by_column(c + 64 * half, part, first, second, columns);
+            }
         }
         barrier_arrive(empty + k); /* each lane: it has read scales there, and may have cleared codes */
     }
@@ -257,8 +287,8 @@ __device__ __forceinline__ void multiply_codes(float (&c)[F::BN / 2], char *ring
 /* ---- the activation as codes ----------------------------------------------------------------- */
 
 /* Sixteen rows of 128 values, one warp: v as accumulators lie. The scale of a row is that of ops/quantise. */
-__device__ __forceinline__ void codes_out(const struct gmm8_job &p, const CUtensorMap *map, char *strip,
-                                          const float *v, int row, int rows, int n)
+__device__ __forceinline__ void codes_out(const struct gmm8_job &p, const CUtensorMap *map, char *strip, const float *v,
+                                          int row, int rows, int n)
 {
     int lane = threadIdx.x % 32;
     float factor[2];
@@ -312,8 +342,8 @@ __device__ __forceinline__ void store_codes(const struct gmm_maps &m, const stru
 #pragma unroll
             for (int up = 0; up < (F::GATED ? 2 : 1); up++) {
                 uint32_t word[8][2];
-                char *strip = strip_buffer<F>(EACH * block + (F::GATED ? 2 * half + up : half), own, ring, full, step,
-                                              group);
+                char *strip =
+                    strip_buffer<F>(EACH * block + (F::GATED ? 2 * half + up : half), own, ring, full, step, group);
                 words_of<F>(word, c, 64 * block + 32 * half + up * UP);
                 words_put(strip, word);
                 strips_ready();
@@ -324,8 +354,8 @@ __device__ __forceinline__ void store_codes(const struct gmm_maps &m, const stru
 #pragma unroll
         for (int i = 0; i < 64; i++) {
             float unused[2];
-            c[64 * block + i] = prob[i / 2 % 2] * activate<KIND>(j, c[64 * block + i], c[64 * block + UP + i],
-                                                                 &unused[0], &unused[1]);
+            c[64 * block + i] =
+                prob[i / 2 % 2] * activate<KIND>(j, c[64 * block + i], c[64 * block + UP + i], &unused[0], &unused[1]);
         }
         char *strip = strip_buffer<F>(EACH * block + EACH - 1, own, ring, full, step, group);
         if (there)
@@ -336,7 +366,8 @@ __device__ __forceinline__ void store_codes(const struct gmm_maps &m, const stru
 }
 
 /* A tile of rows that no expert has. */
-template <int AFTER, typename F> __device__ __forceinline__ void codes_empty(const struct gmm8_job &p, const struct gmm_at &at)
+template <int AFTER, typename F>
+__device__ __forceinline__ void codes_empty(const struct gmm8_job &p, const struct gmm_at &at)
 {
     const struct gmm_job &g = p.j.g;
     int cols = max(min(F::NT, g.across - at.n), 0);

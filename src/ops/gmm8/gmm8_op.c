@@ -72,8 +72,8 @@ int gmm8_by(const struct gmm8_parts *p, struct lane *l, const struct gmm8_args *
             n = gmm8_rows(&a->w, &a->offset, a->turned);
     struct tensor none = tensor_1d(a->offset.data, p->real, 0); /* of what has no elements */
     struct tensor x = tensor_2d(a->work.data != NULL ? a->work.data : none.data, p->real, rows, k);
-    struct tensor w =
-        tensor_3d(a->work.data != NULL ? gmm8_second(a->work.data, rows * k, p->real) : none.data, p->real, experts, n, k);
+    struct tensor w = tensor_3d(a->work.data != NULL ? gmm8_second(a->work.data, rows * k, p->real) : none.data,
+                                p->real, experts, n, k);
     p->decode(&a->x, &a->xs, a->block, false, false, 1, x.data);
     p->decode(&a->w, &a->ws, a->block, a->square, false, a->turned ? experts : 1, w.data);
     return p->gmm_fwd(
@@ -90,8 +90,8 @@ int gmm8_dw_by(const struct gmm8_parts *p, struct lane *l, const struct gmm8_dw_
     struct tensor dy = tensor_2d(first, p->real, rows, out), x = tensor_2d(second, p->real, rows, in);
     p->decode(&a->dyt, &a->dyts, a->block, false, true, 1, dy.data);
     p->decode(&a->xt, &a->xts, a->block, false, true, 1, x.data);
-    return p->gmm_bwd(
-        l, &(struct gmm_bwd_args){.dy = dy, .x = x, .offset = a->offset, .dw = a->dw, .acc_dw = a->acc_dw});
+    return p->gmm_bwd(l,
+                      &(struct gmm_bwd_args){.dy = dy, .x = x, .offset = a->offset, .dw = a->dw, .acc_dw = a->acc_dw});
 }
 
 /* ---- descriptors ----------------------------------------------------------------------------- */

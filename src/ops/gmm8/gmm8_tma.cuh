@@ -14,13 +14,13 @@
  * In gmm_job down, across and depth are as there, lda and ldb bytes of a row of codes. */
 struct gmm8_job {
     struct gmm_tma_job j;
-    enum dtype a_type;           /* b is E4M3 */
-    const float *as, *bs;        /* inverse scales as ops/quantise lays them out */
+    enum dtype a_type;            /* b is E4M3 */
+    const float *as, *bs;         /* inverse scales as ops/quantise lays them out */
     int64_t as_stride, bs_stride; /* between blocks of k of a and (SUMS) b; between blocks of 128 rows of b */
-    int as_row, bs_k;            /* 1, or 0 where a tensor has one scale, with strides of 0 */
-    int b_cols;                  /* STORE, ACT, DACT: columns of all of b */
-    bool turned;                 /* B_e are side by side: columns e * depth .. of rows that all share */
-    uint8_t *q;                  /* ACT: codes [rows, f] of the activation, and their scales */
+    int as_row, bs_k;             /* 1, or 0 where a tensor has one scale, with strides of 0 */
+    int b_cols;                   /* STORE, ACT, DACT: columns of all of b */
+    bool turned;                  /* B_e are side by side: columns e * depth .. of rows that all share */
+    uint8_t *q;                   /* ACT: codes [rows, f] of the activation, and their scales */
     float *qs;
     int64_t qs_stride;
 };

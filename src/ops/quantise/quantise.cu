@@ -34,7 +34,8 @@ static __device__ __forceinline__ void gather_tile(const struct source &x, int64
         row[i] = i < valid ? source_row(x, r0 + threadIdx.x / 16 * 8 + i) : -1;
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        tile[i] = f8_load((const T *)x.x + max(row[i], (int64_t)0) * x.stride + (valid > 0 ? c0 + threadIdx.x % 16 * 8 : 0));
+        tile[i] =
+            f8_load((const T *)x.x + max(row[i], (int64_t)0) * x.stride + (valid > 0 ? c0 + threadIdx.x % 16 * 8 : 0));
 #pragma unroll
     for (int i = 0; i < 8; i++)
         if (row[i] < 0)
@@ -48,7 +49,9 @@ static __global__ void __launch_bounds__(F8_THREADS, sizeof(T) == 4        ? 2
     quantise_tiles(const struct source x, const __grid_constant__ struct f8_out o, const uint32_t *amax)
 {
     __shared__ struct f8_shared s;
-    int64_t r0 = (int64_t)blockIdx.y * F8_TILE, c0 = (int64_t)blockIdx.x * F8_TILE;
+    /* A token is fetched several times: all of a column of tiles come first, so that its values stay in the cache. */
+    int64_t r0 = (int64_t)(GATHER ? blockIdx.x : blockIdx.y) * F8_TILE,
+            c0 = (int64_t)(GATHER ? blockIdx.y : blockIdx.x) * F8_TILE;
     int valid = f8_valid(o, r0, c0);
     f8_eight<T> tile[8];
     float common = 0, inverse;
@@ -213,8 +216,9 @@ template <typename T, enum dtype TYPE> static int run(struct lane *l, const stru
         return ST_OK;
     if (a->block == 0)
         TRY((whole_amax<T, TYPE>(l, a, x)));
-    bool tiles = (a->block == F8_TILE || a->block == 0) && x.rows > 0 && f8_tiles_fit(rows, cols, a->q.data, a->t.data) &&
-                 (uintptr_t)x.x % 16 == 0 && x.stride * (int64_t)sizeof(T) % 16 == 0 && rows <= 65535ll * F8_TILE;
+    bool tiles = (a->block == F8_TILE || a->block == 0) && x.rows > 0 &&
+                 f8_tiles_fit(rows, cols, a->q.data, a->t.data) && (uintptr_t)x.x % 16 == 0 &&
+                 x.stride * (int64_t)sizeof(T) % 16 == 0 && rows <= 65535ll * F8_TILE;
     if (!tiles) {
         if (present(&a->q))
             TRY((plain_one<T, TYPE>(l, a, &a->q, &a->qs, false)));
@@ -228,7 +232,7 @@ template <typename T, enum dtype TYPE> static int run(struct lane *l, const stru
     else if (a->square)
         LAUNCH(l, (quantise_tiles<T, TYPE, F8_SQUARE>), grid, F8_THREADS, 0, x, o, amax);
     else if (x.src != NULL)
-        LAUNCH(l, (quantise_tiles<T, TYPE, F8_ROWS, true>), grid, F8_THREADS, 0, x, o, amax);
+        LAUNCH(l, (quantise_tiles<T, TYPE, F8_ROWS, true>), dim3(grid.y, grid.x), F8_THREADS, 0, x, o, amax);
     else
         LAUNCH(l, (quantise_tiles<T, TYPE, F8_ROWS>), grid, F8_THREADS, 0, x, o, amax);
     return ST_OK;

@@ -39,7 +39,10 @@ int quantise_check(const struct quantise_args *a, struct err *e)
     CHECK_OPT("quantise", "src", &a->src, DT_I32, 1, -1);
     if (present(&a->src) && (a->k < 1 || a->square || a->block == 0))
         return err_set(e, ST_INVALID, "quantise: src with k = %lld and %s; expected 1 or more, and blocks by rows",
-                       (long long)a->k, a->square ? "square blocks" : a->block == 0 ? "one scale" : "blocks by rows");
+                       (long long)a->k,
+                       a->square       ? "square blocks"
+                       : a->block == 0 ? "one scale"
+                                       : "blocks by rows");
     int64_t rows = quantise_rows(a);
     if (present(&a->q)) {
         TRY(f8_check("quantise", "q", &a->q, &a->qs, wide, a->block, a->square, e));

@@ -20,8 +20,8 @@ static double scale_of(double amax, enum dtype type, int *exponent)
 }
 
 /* Rows [r, r + height) and columns [c, c + width) of the codes. */
-static void one_block(const struct quantise_args *a, const struct tensor *codes, bool transposed, int64_t r, int64_t height,
-                      int64_t c, int64_t width, double *scale)
+static void one_block(const struct quantise_args *a, const struct tensor *codes, bool transposed, int64_t r,
+                      int64_t height, int64_t c, int64_t width, double *scale)
 {
     double amax = 0;
     int exponent;
