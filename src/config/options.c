@@ -567,7 +567,7 @@ const struct option config_options[] = {
         "With run.device=cuda: type of activations and of the weights that layers work with. Master weights, gradients "
         "and "
         "moments are fp32 either way; fp32 is slow and for tests. fp8, on every device: the three products of linear "
-        "layers take FP8 codes "
+        "layers and experts take FP8 codes "
         "(the rest stays as it is: bf16 on a GPU); see docs/FP8.md.")),
     ROW(gpu.fp8_recipe, "blockwise", OPT_RUN, ONE_OF(fp8_recipe_values), HELP(
         "Scales of FP8 codes. blockwise: one for 128 numbers of a row, for 128 x 128 of a weight. tensor: one for a "
@@ -576,9 +576,9 @@ const struct option config_options[] = {
     ROW(gpu.fp8_grad, "e4m3", OPT_RUN, ONE_OF(fp8_grad_values), HELP(
         "Codes of gradients: e4m3 has more precision, e5m2 more range within a block. Needs gpu.precision = fp8.")),
     ROW(gpu.fp8_keep, "", OPT_RUN, HELP(
-        "Linear layers that stay as without FP8: globs over keys of their weights, such as decoder.layers.0.* or "
-        "*linear_proj*. Embedding, "
-        "head, router, norms, experts and the mapping of hyper-connections are not FP8 in any case.")),
+        "Linear layers and experts that stay as without FP8: globs over keys of their weights, such as "
+        "decoder.layers.0.* or *mlp.experts*. Embedding, "
+        "head, router, norms and the mapping of hyper-connections are not FP8 in any case.")),
     ROW(gpu.portable, "off", OPT_RUN, HELP(
         "Use the kernels for compute capability 8.0 even where better ones exist.")),
     ROW(gpu.fast, "off", OPT_RUN, FLAG("fast", "on"), HELP(

@@ -240,6 +240,10 @@ struct code_rule {
     enum dtype grad;
 };
 struct code_rule code_rule(const struct config *cfg);
+/* The two matrices of experts, which have codes together or not at all: sizes are multiples of 128, and gpu.fp8_keep
+ * names neither. The matrices of a parameter lie one below the other in its codes. */
+void build_expert_weights(struct build *b, const struct param *p1, const struct param *p2, struct weight *w1,
+                          struct weight *w2);
 /* Room and slots for the codes of a weight that has them (param.codes). */
 void weight_codes(struct build *b, struct param_entry *row, struct weight *w);
 

@@ -35,6 +35,8 @@ struct code_rule code_rule(const struct config *cfg)
 
 /* GPUs multiply codes whose rows are multiples of 16 bytes; other devices keep to it, so that the model is the same. */
 enum { LEAST_MULTIPLE = 16 };
+/* Scale blocks of one expert's matrix must not reach into the next one's, whichever experts a rank has. */
+enum { EXPERT_MULTIPLE = 128 };
 
 static bool kept(const char *globs, const char *key)
 {
@@ -49,15 +51,34 @@ static bool kept(const char *globs, const char *key)
     return false;
 }
 
-struct weight build_linear_weight(struct build *b, const struct param *decl)
+static bool in_codes(const struct build *b, const struct param *p)
+{
+    char key[192];
+    int64_t least = p->expert ? EXPERT_MULTIPLE : LEAST_MULTIPLE;
+    snprintf(key, sizeof key, "%s%s", b->prefix, p->key);
+    return b->cfg->gpu.precision == CFG_PRECISION_FP8 && p->dim[p->rank - 2] % least == 0 &&
+           p->dim[p->rank - 1] % least == 0 && !kept(b->cfg->gpu.fp8_keep, key);
+}
+
+static struct weight weight_in(struct build *b, const struct param *decl, bool codes)
 {
     struct param p = *decl;
-    char key[192];
-    snprintf(key, sizeof key, "%s%s", b->prefix, decl->key);
-    p.codes = b->cfg->gpu.precision == CFG_PRECISION_FP8 && p.dim[0] % LEAST_MULTIPLE == 0 &&
-              p.dim[1] % LEAST_MULTIPLE == 0 && !kept(b->cfg->gpu.fp8_keep, key);
-    p.wide |= p.codes;
+    p.codes = codes;
+    p.wide |= codes;
     return build_weight(b, &p);
+}
+
+struct weight build_linear_weight(struct build *b, const struct param *decl)
+{
+    return weight_in(b, decl, in_codes(b, decl));
+}
+
+void build_expert_weights(struct build *b, const struct param *p1, const struct param *p2, struct weight *w1,
+                          struct weight *w2)
+{
+    bool codes = in_codes(b, p1) && in_codes(b, p2);
+    *w1 = weight_in(b, p1, codes);
+    *w2 = weight_in(b, p2, codes);
 }
 
 static slot_id code_slot(struct build *b, struct param_entry *row, int which, const char *what, struct tensor shape)
@@ -72,7 +93,7 @@ static slot_id code_slot(struct build *b, struct param_entry *row, int which, co
 void weight_codes(struct build *b, struct param_entry *row, struct weight *w)
 {
     struct code_rule r = code_rule(b->cfg);
-    int64_t out = row->p.dim[0], in = row->p.dim[1];
+    int64_t out = param_code_rows(&row->p), in = row->p.dim[row->p.rank - 1];
     struct quantise_args a = {.x = {.dtype = b->dev->wide}, .block = r.block, .square = r.square};
     if (row->code_work < 0)
         row->code_work =

@@ -237,8 +237,7 @@ static void declare_params(struct build *b, const struct moe *m, struct moe_slot
     s->router_bias = c->router_linear_bias ? build_weight(b, &router_bias) : no_weight();
     s->table = declare_table(b, m);
     s->bias = c->router_bias && !m->hashed ? build_weight(b, &bias) : no_weight();
-    s->w1 = build_weight(b, &p1);
-    s->w2 = build_weight(b, &p2);
+    build_expert_weights(b, &p1, &p2, &s->w1, &s->w2);
     s->b1 = c->expert_bias ? build_weight(b, &b1) : no_weight();
     s->b2 = c->expert_bias ? build_weight(b, &b2) : no_weight();
 }
@@ -442,6 +441,11 @@ static void declare_permute(struct build *b, const struct moe *m, const struct m
     if (s->ep.on)
         ep_declare_maps(b, &s->ep, &s->home);
     n = graph_node(g, "permute", LANE_COMPUTE, NULL);
+    if (!s->ep.on && experts8_fetch_x(b, &s->w1)) { /* only the probabilities: rows are fetched as codes */
+        GRAPH_OP(g, n, PH_FWD, permute, .src = of(g, s->home.src), .row = of(g, s->home.row), .prob = of(g, s->probs),
+                 .yprob = of(g, s->home.prob), .k = m->k);
+        return;
+    }
     GRAPH_OP(g, n, PH_FWD, permute, .x = of(g, io->h), .src = of(g, s->home.src), .row = of(g, s->home.row),
              .prob = of(g, s->probs), .y = of(g, s->home.x), .yprob = of(g, s->home.prob), .k = m->k);
     graph_cost(g, n, PH_FWD, 0, bytes);
@@ -457,7 +461,13 @@ static void declare_permute(struct build *b, const struct moe *m, const struct m
 static void declare_experts(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
 {
     struct graph *g = b->g;
+    bool fetch_x = !s->ep.on && experts8_fetch_x(b, &s->w1),
+         fetch_dy = !s->ep.on && experts8_fetch_dy(b, &s->w1, &s->b2);
     experts_declare(b, &(struct experts){.offset = s->offset,
+                                         .h = fetch_x ? io->h : NO_SLOT,
+                                         .df = fetch_dy ? io->df : NO_SLOT,
+                                         .src = fetch_x || fetch_dy ? s->home.src : NO_SLOT,
+                                         .k = m->k,
                                          .x = s->xp,
                                          .dx = s->dxp,
                                          .prob = s->prow,
@@ -479,7 +489,7 @@ static void declare_experts(struct build *b, const struct moe *m, const struct m
              .y = of(g, io->f));
     graph_cost(g, n, PH_FWD, 0, bytes);
     graph_inplace(g, n, PH_FWD, s->shared, io->f);
-    if (!training(b))
+    if (!training(b) || fetch_dy)
         return;
     GRAPH_OP(g, n, PH_BWD, permute, .x = of(g, io->df), .src = of(g, s->home.src), .row = of(g, s->home.row),
              .y = of(g, s->home.dy), .k = m->k);
@@ -552,6 +562,13 @@ static bool drops(const struct config *c) { return c->model.router_capacity > 0;
 static bool experts_shared(const struct config *c)
 {
     return c->parallel.ep > 1 || (c->parallel.comm == CFG_COMM_LOOP && c->parallel.loop_axis == CFG_LOOP_EP);
+}
+
+/* In FP8 experts have one way only; a glob of gpu.fp8_keep may leave them out of it. */
+static bool experts_not_codes(const struct config *c)
+{
+    return c->gpu.precision != CFG_PRECISION_FP8 || c->gpu.fp8_keep[0] != '\0' || c->model.hidden % 128 != 0 ||
+           c->model.expert_ffn % 128 != 0;
 }
 
 static bool ep_without_experts(const struct config *c)
@@ -636,7 +653,7 @@ static const struct option_use moe_uses[] = {
     {"model.router_force_balance", NULL, NULL},
     {"train.record_routes", router_chooses, "a layer beyond model.router_hash_layers"},
     {"train.replay_routes", router_chooses, "a layer beyond model.router_hash_layers"},
-    {"plan.fused_experts", NULL, NULL},
+    {"plan.fused_experts", experts_not_codes, "experts that are not in FP8"},
     {"parallel.overlap", experts_shared, "parallel.ep above 1"},
     {"parallel.ep_capacity", experts_shared, "parallel.ep above 1"},
 };

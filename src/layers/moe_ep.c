@@ -110,7 +110,8 @@ static int64_t buffer_rows(const struct build *b, int64_t local, int64_t k)
         return any;
     int64_t wanted =
         b->mesh->ep_rows > 0 ? b->mesh->ep_rows : (int64_t)ceil(factor * (double)(b->rows * k) / (double)ranks);
-    return min_i64(max_i64(wanted, 1), any);
+    /* FP8 sums over tokens in vectors of 16 codes. */
+    return min_i64(round_up(max_i64(wanted, 1), b->cfg->gpu.precision == CFG_PRECISION_FP8 ? 16 : 1), any);
 }
 
 /* The largest buffer asked for, for the trainer: it is no number to be logged. */

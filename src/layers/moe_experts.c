@@ -2,7 +2,8 @@
  *   pre [R, w] = x W1_e^T + b1_e;  act [R, f] = prob * act(pre);  y [R, d] = act W2_e^T + prob * b2_e
  * Two ways to the same numbers. In steps: products and activation are nodes of their own, and act is kept for the
  * weight gradient of fc2 or recomputed. Fused, as GPUs want it: fc1 makes pre and act; the backward of fc2 goes through
- * the activation and recomputes act, so that only pre is kept. On hosts both give the same bits. */
+ * the activation and recomputes act, so that only pre is kept. On hosts both give the same bits. In FP8 there is one
+ * way of its own (moe_experts8.c). */
 #include "layers/moe_experts_int.h"
 #include "ops/act/act.h"
 #include "ops/expert/expert.h"
@@ -140,6 +141,10 @@ void experts_declare(struct build *b, const struct experts *e)
 {
     if (b->g->err.code != ST_OK)
         return;
+    if (experts8(&e->w1)) {
+        experts8_declare(b, e);
+        return;
+    }
     int64_t rows = b->g->slots[e->x].shape.dim[0];
     bool fused = is_fused(b);
     struct between s = {.pre = build_real(b, "pre", rows, e->wide),

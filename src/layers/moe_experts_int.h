@@ -5,13 +5,22 @@
 #include "layers/layer.h"
 #include "ops/act/act.h"
 
-/* Rows sorted by expert, their probabilities, what comes out. act lives as long as the graph. */
+/* Rows sorted by expert, their probabilities, what comes out. act lives as long as the graph. Where the rows may be
+ * fetched from tokens, with the codes that are made of them (FP8), h and df are those, and src with k choices to a
+ * token says which; x and dy are then not made. */
 struct experts {
     slot_id offset, x, dx, prob, dprob, y, dy;
+    slot_id h, df, src; /* NO_SLOT: x and dy are there */
+    int64_t k;
     struct weight w1, w2, b1, b2;
     const struct act_rule *act;
     int64_t ffn, wide; /* width of the activation, rows of w1 */
 };
 void experts_declare(struct build *b, const struct experts *e);
+/* moe_experts8.c: whether the experts have codes; whether it wants x, and dy, as tokens and src. */
+bool experts8(const struct weight *w1);
+bool experts8_fetch_x(const struct build *b, const struct weight *w1);
+bool experts8_fetch_dy(const struct build *b, const struct weight *w1, const struct weight *b2);
+void experts8_declare(struct build *b, const struct experts *e);
 
 #endif

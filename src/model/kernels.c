@@ -102,8 +102,34 @@ static const char *experts_not_fused(const struct config *cfg, const struct dev 
     return expert_not_fused(&rule);
 }
 
+/* As linear8.c decides, but for globs of gpu.fp8_keep. */
+static bool experts_in_codes(const struct config *cfg)
+{
+    return cfg->gpu.precision == CFG_PRECISION_FP8 && cfg->model.hidden % 128 == 0 && cfg->model.expert_ffn % 128 == 0;
+}
+
+static void print_coded_experts(const struct config *cfg, const struct dev *d, const struct gpu_facts *g,
+                                struct buf *out)
+{
+    const struct config_model *c = &cfg->model;
+    struct act_rule rule = {.kind = (enum act_kind)c->act, .interleave = c->glu_interleave};
+    const char *why = d->kind != DEV_CUDA                     ? NULL
+                      : !g->hopper                            ? "the fast kernels need a Hopper GPU"
+                      : cfg->gpu.fp8_recipe == CFG_FP8_MX     ? "no fast kernel for scales by 32 numbers"
+                      : cfg->gpu.fp8_recipe == CFG_FP8_TENSOR ? "one scale is known after the last value only"
+                                                              : expert_not_fused(&rule);
+    line(out, "experts",
+         d->kind == DEV_CUDA && why == NULL ? "FP8, products, activation and its codes in one kernel"
+                                            : "FP8, products, activation and its codes in steps",
+         why);
+}
+
 static void print_experts(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, struct buf *out)
 {
+    if (experts_in_codes(cfg)) {
+        print_coded_experts(cfg, d, g, out);
+        return;
+    }
     const char *why = experts_not_fused(cfg, d, g);
     line(out, "experts",
          why == NULL ? "products and activation in one kernel" : "grouped products, then the activation", why);
@@ -164,7 +190,7 @@ static void print_codes(const struct config *cfg, const struct dev *d, const str
         return;
     bool fast = d->kind == DEV_CUDA && g->hopper && cfg->gpu.fp8_recipe != CFG_FP8_MX;
     line(out, "linear layers", recipe[cfg->gpu.fp8_recipe],
-         fast                  ? strchr(cfg->model.pattern, 'E') != NULL ? "experts are bf16" : NULL
+         fast                  ? NULL
          : d->kind == DEV_CUDA ? "products by a plain kernel, for comparisons: slow"
                                : "emulated: codes and scales as on a GPU, sums in this device's type");
 }
@@ -200,7 +226,9 @@ static void print_host(const struct config *cfg, const struct dev *d, struct buf
     buf_add(out, "kernels:\n");
     line(out, "matrix products", d->kind == DEV_CPU ? "OpenBLAS" : "plain loops in double", NULL);
     print_codes(cfg, d, NULL, out);
-    if (strchr(cfg->model.pattern, 'E') != NULL)
+    if (strchr(cfg->model.pattern, 'E') != NULL && experts_in_codes(cfg))
+        print_coded_experts(cfg, d, NULL, out);
+    else if (strchr(cfg->model.pattern, 'E') != NULL)
         line(out, "experts", fused ? "products and activation in one step" : "grouped products, then the activation",
              fused                                      ? "plan.fused_experts = on"
              : cfg->plan.fused_experts == CFG_FUSED_OFF ? "plan.fused_experts = off"

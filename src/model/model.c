@@ -137,9 +137,10 @@ int model_quantise_param(const struct model *m, int index, struct lane *lane)
 {
     const struct param_entry *row = &m->params.list[index];
     struct code_rule r = code_rule(m->cfg);
-    int64_t out = row->p.dim[0], in = row->p.dim[1];
+    int64_t out = param_code_rows(&row->p), in = row->p.dim[row->p.rank - 1];
     enum dtype wide = m->dev->wide;
-    struct quantise_args a = {.x = model_param(m, index),
+    struct tensor all = model_param(m, index);
+    struct quantise_args a = {.x = tensor_2d(all.data, all.dtype, out, in),
                               .q = codes_at(m, row->code_offset[0], tensor_2d(NULL, DT_F8_E4M3, out, in)),
                               .qs = codes_at(m, row->code_offset[1], f8_scales(wide, out, in, r.block, r.square)),
                               .t = codes_at(m, row->code_offset[2], tensor_2d(NULL, DT_F8_E4M3, in, out)),

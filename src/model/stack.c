@@ -446,7 +446,7 @@ static int check_codes(const struct model *m, struct err *e)
         snprintf(word, sizeof word, "%.*s", (int)n, p);
         p += n + (p[n] != '\0');
         for (int k = 0; k < m->params.n && !found; k++)
-            found = m->params.list[k].p.rank == 2 && str_glob(word, m->params.list[k].p.key);
+            found = m->params.list[k].p.rank >= 2 && str_glob(word, m->params.list[k].p.key);
         if (!found) {
             err_set(e, ST_USAGE, "gpu.fp8_keep: '%s' matches the key of no matrix of this model", word);
             return err_hint(e, "`braid plan CONFIG --params=on` lists the keys");
@@ -455,8 +455,8 @@ static int check_codes(const struct model *m, struct err *e)
     if (some)
         return ST_OK;
     err_set(e, ST_USAGE, "gpu.precision = fp8, but no linear layer of this model can have it");
-    return err_hint(e, "the sizes of a layer must be multiples of 16, gpu.fp8_keep must not name all of them, and "
-                       "experts stay in bf16");
+    return err_hint(e, "the sizes of a layer must be multiples of 16, those of experts of 128, and gpu.fp8_keep must "
+                       "not name all of them");
 }
 
 int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)

@@ -36,6 +36,11 @@ const char *split_unit_name(enum split_unit unit); /* "heads" */
 /* An error that names the parameter if its split is not declared, does not add up to its shape, or if a section has a
  * number of units that this many ranks cannot share. */
 int param_split_check(const struct param *p, int64_t ranks, struct err *e);
+/* Rows of the codes of a parameter, whose matrices lie one below the other. */
+static inline int64_t param_code_rows(const struct param *p)
+{
+    return p->rank == 3 ? p->dim[0] * p->dim[1] : p->dim[0];
+}
 /* Elements that count as parameters: tables of integers do not. */
 static inline int64_t param_reals(const struct param *p) { return p->n_values > 0 ? 0 : param_elems(p); }
 int64_t param_table_elems(const struct param_table *t); /* of all, by that count */

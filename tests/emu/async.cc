@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <cuda_bf16.h>
+extern "C" {
+#include "tensor/f8.h"
+}
 
 /* ---- the queue ------------------------------------------------------------------------------- */
 
@@ -66,7 +69,10 @@ static transfer_ref transfer_new(enum transfer_kind kind)
 /* ---- boxes of tensor maps -------------------------------------------------------------------- */
 
 static const uint64_t MAP_MAGIC = 0x656d75206d617073ull;
-static unsigned element_bytes(const CUtensorMap *m) { return m->type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 ? 2 : 4; }
+static unsigned element_bytes(const CUtensorMap *m)
+{
+    return m->type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : m->type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 ? 2 : 4;
+}
 static unsigned box_bytes(const CUtensorMap *m)
 {
     unsigned n = element_bytes(m);
@@ -146,6 +152,8 @@ static void read_box(struct transfer *t)
 }
 static void add_elements(const CUtensorMap *m, char *to, const unsigned char *from, unsigned count)
 {
+    if (m->type == CU_TENSOR_MAP_DATA_TYPE_UINT8)
+        emu_fail("a bulk copy adds bytes, which is not emulated");
     for (unsigned i = 0; i < count; i++)
         if (m->type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32)
             ((float *)to)[i] += ((const float *)from)[i];
@@ -456,6 +464,11 @@ static float operand(const struct transfer *t, uint64_t tile, bool mn, int row, 
     memcpy(&v, operand_at(t, tile, mn, row, k), sizeof v);
     return __uint_as_float((uint32_t)v << 16);
 }
+/* The same of FP8 codes, K-major and swizzled: a line is 128 of them, which lie like 64 values of two bytes. */
+static float code_operand(const struct transfer *t, uint64_t tile, int row, int k, enum dtype type)
+{
+    return f8_to_f32((uint8_t)operand_at(t, tile, false, row, k / 2)[k % 2], type);
+}
 /* 8 values that lie together at a time. */
 static void watch_operand(const struct transfer *t, uint64_t tile, bool mn, int rows)
 {
@@ -473,16 +486,20 @@ static float left_operand(const struct transfer *t, int row, int k)
 
 static void run_wgmma(struct transfer *t)
 {
-    static thread_local float a[64][16], b[16][256], sum[64][256];
+    static thread_local float a[64][32], b[32][256], sum[64][256];
+    int depth = t->codes ? 32 : 16;
+    enum dtype left_type = t->a_e5m2 ? DT_F8_E5M2 : DT_F8_E4M3;
     for (int i = 0; i < 64; i++)
-        for (int k = 0; k < 16; k++)
-            a[i][k] = t->left.empty() ? operand(t, t->a, t->a_mn, i, k) : left_operand(t, i, k);
-    for (int k = 0; k < 16; k++)
+        for (int k = 0; k < depth; k++)
+            a[i][k] = t->codes          ? code_operand(t, t->a, i, k, left_type)
+                      : t->left.empty() ? operand(t, t->a, t->a_mn, i, k)
+                                        : left_operand(t, i, k);
+    for (int k = 0; k < depth; k++)
         for (int j = 0; j < t->n; j++)
-            b[k][j] = operand(t, t->b, t->b_mn, j, k);
+            b[k][j] = t->codes ? code_operand(t, t->b, j, k, DT_F8_E4M3) : operand(t, t->b, t->b_mn, j, k);
     for (int i = 0; i < 64; i++) {
         memset(sum[i], 0, sizeof sum[i]);
-        for (int k = 0; k < 16; k++)
+        for (int k = 0; k < depth; k++)
             for (int j = 0; j < t->n; j++)
                 sum[i][j] += a[i][k] * b[k][j];
     }
@@ -508,7 +525,9 @@ static void run_until(struct group *g, uint64_t n)
     }
 }
 
-static void ask_wgmma(float *d, int n, const uint32_t *left, uint64_t a, uint64_t b, bool a_mn, bool b_mn, bool first)
+/* codes: FP8, of which the left are E5M2 if a_e5m2. */
+static void ask_wgmma(float *d, int n, const uint32_t *left, uint64_t a, uint64_t b, bool a_mn, bool b_mn, bool first,
+                      bool codes = false, bool a_e5m2 = false)
 {
     struct fiber *f = self();
     struct group *g = f->warp->group;
@@ -529,13 +548,15 @@ static void ask_wgmma(float *d, int n, const uint32_t *left, uint64_t a, uint64_
         t->a_mn = a_mn;
         t->b_mn = b_mn;
         t->first = first;
+        t->codes = codes;
+        t->a_e5m2 = a_e5m2;
         if (left == NULL)
             watch_operand(t, a, a_mn, 64);
         else
             t->left.resize(128);
         watch_operand(t, b, b_mn, n);
     } else if (t->left.empty() != (left == NULL) || t->a != a || t->b != b || t->n != n || t->a_mn != a_mn ||
-               t->b_mn != b_mn || t->first != first) {
+               t->b_mn != b_mn || t->first != first || t->codes != codes || t->a_e5m2 != a_e5m2) {
         emu_fail("wgmma: the threads of a warpgroup ask for different products");
     }
     unsigned thread = f->thread.x + blockDim.x * (f->thread.y + blockDim.y * f->thread.z);
@@ -560,6 +581,12 @@ void emu_wgmma_left(float *d, int n, const uint32_t *a, uint64_t b, bool b_mn, b
 {
     NOTE_PLACE();
     ask_wgmma(d, n, a, 0, b, false, b_mn, first);
+}
+void emu_wgmma8(float *d, uint64_t a, uint64_t b, bool a_e5m2, bool first); /* ops/cuda/hopper8.cuh */
+void emu_wgmma8(float *d, uint64_t a, uint64_t b, bool a_e5m2, bool first)
+{
+    NOTE_PLACE();
+    ask_wgmma(d, 128, NULL, a, b, false, false, first, true, a_e5m2);
 }
 void emu_wgmma_commit(void) { self()->wgmma_groups.push_back(self()->wgmmas); }
 void emu_wgmma_wait(int left)

@@ -68,6 +68,7 @@ struct transfer {
     int n, came;
     uint64_t a, b;
     bool a_mn, b_mn, first;
+    bool codes, a_e5m2; /* FP8 */
 };
 typedef std::shared_ptr<transfer> transfer_ref;
 

@@ -5,6 +5,9 @@
 /* Layers wide enough for several blocks. */
 #define WIDE "model.hidden=144 model.heads=2 model.ffn=272 train.seq=32 "
 #define FP8 "gpu.precision=fp8 "
+/* Experts whose matrices have several blocks. */
+#define EXPERTS                                                                                                        \
+    "model.pattern=*E model.hidden=128 model.heads=2 model.experts=4 model.topk=2 model.expert_ffn=256 train.seq=32 "
 
 static double last_loss(const char *options, struct snapshot *end)
 {
@@ -45,12 +48,42 @@ static void it_learns_as_without_and_on_every_device(void **state)
     }
 }
 
+static void experts_learn_as_without(void **state)
+{
+    (void)state;
+    double plain = last_loss(EXPERTS, NULL), none = last_loss(EXPERTS FP8 "gpu.fp8_keep=*mlp.experts*", NULL);
+    static const char *const with[] = {
+        EXPERTS FP8,
+        EXPERTS FP8 "run.device=ref",
+        EXPERTS FP8 "gpu.fp8_recipe=tensor",
+        EXPERTS FP8 "gpu.fp8_recipe=mxfp8 model.glu_interleave=32",
+        EXPERTS FP8 "gpu.fp8_grad=e5m2 model.expert_bias=on",
+        EXPERTS FP8 "gpu.fp8_keep=*linear_qkv* model.router_capacity=1",
+    };
+    assert_true(fabs(none - plain) < 5e-3 * plain);
+    for (int i = 0; i < countof(with); i++) {
+        double loss = last_loss(with[i], NULL);
+        if (!(fabs(loss - plain) < 1e-2 * plain))
+            fail_msg("'%s': loss %g, without FP8 %g", with[i], loss, plain);
+        assert_true(loss != none); /* experts were in FP8 */
+    }
+    /* One of the two matrices named keeps both; sizes that are no multiples of 128 too. */
+    assert_true(last_loss(EXPERTS FP8 "gpu.fp8_keep=*experts.linear_fc1*", NULL) == none);
+    assert_true(last_loss(EXPERTS FP8 "model.expert_ffn=144", NULL) ==
+                last_loss(EXPERTS FP8 "model.expert_ffn=144 gpu.fp8_keep=*mlp.experts*", NULL));
+}
+
 static void schedules_give_the_same_bits(void **state)
 {
     (void)state;
     static const char *const models[] = {
-        WIDE FP8, WIDE FP8 "model.bias=on", WIDE FP8 "lora.rank=4", WIDE FP8 "model.pattern=*-/*- model.mhc_streams=2",
-        WIDE FP8 "gpu.fp8_recipe=tensor model.pattern=*E model.experts=4 model.topk=2 model.shared_ffn=32"};
+        WIDE FP8,
+        WIDE FP8 "model.bias=on",
+        WIDE FP8 "lora.rank=4",
+        WIDE FP8 "model.pattern=*-/*- model.mhc_streams=2",
+        WIDE FP8 "gpu.fp8_recipe=tensor model.pattern=*E model.experts=4 model.topk=2 model.shared_ffn=32",
+        EXPERTS FP8,
+        EXPERTS FP8 "model.expert_bias=on model.shared_ffn=64 gpu.fp8_recipe=tensor"};
     static const char *const ways[] = {"plan.recompute=full", "plan.recompute=joint.norm", "plan.delay_dw=on",
                                        "plan.poison=on plan.random_lanes=5"};
     for (int m = 0; m < countof(models); m++) {
@@ -86,7 +119,7 @@ static void codes_follow_the_weights(void **state)
 {
     (void)state;
     static const char *const with[] = {FP8 "model.dropout=0.1", FP8 "gpu.fp8_recipe=tensor run.device=ref",
-                                       FP8 "gpu.fp8_recipe=mxfp8"};
+                                       FP8 "gpu.fp8_recipe=mxfp8", EXPERTS FP8};
     for (int i = 0; i < countof(with); i++) {
         struct playground pg;
         struct config c;
@@ -143,6 +176,11 @@ static void saved_inputs_are_codes(void **state)
     /* Per token: inputs of qkv, fc1 and fc2 take a byte instead of four, proj's one more; scales beside them. */
     int64_t tokens = 2 * 32, won = tokens * (3 * (144 + 144 + 272) - 144);
     assert_true(with < without - won * 9 / 10);
+    /* Experts keep what they keep otherwise, and their weights take both orientations of codes. */
+    with = frame_bytes(EXPERTS FP8 "plan.recompute=moe.rows", &codes);
+    without = frame_bytes(EXPERTS "plan.recompute=moe.rows plan.fused_experts=on", &none);
+    assert_true(codes > 2 * (128 * 3 * 128 + 128 * 128 + 4 * 3 * 128 * 256));
+    assert_true(with <= without);
 }
 
 static void expect_refused(const char *options, const char *text)
@@ -167,32 +205,40 @@ static void what_reaches_no_layer_is_refused(void **state)
     expect_refused(FP8 "gpu.fp8_keep=*linear_qkv*,nothing", "'nothing' matches");
 }
 
-static void a_bad_value_is_named(void **state)
+static void expect_named(const char *options, const char *key, const char *text)
 {
-    (void)state;
     struct playground pg;
     struct config c;
     struct err e = {0};
     struct trainer t;
     struct step_result r;
     playground_open(&pg);
-    run_config(&c, &pg, FP8);
+    run_config(&c, &pg, options);
     assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
-    int k = param_find(&t.model.params, "decoder.layers.1.mlp.linear_fc1.weight");
+    int k = param_find(&t.model.params, key);
     assert_true(k >= 0);
     struct tensor w = model_param(&t.model, k);
     tensor_set(&w, 3, NAN);
     assert_ok(model_quantise(&t.model, &e), &e);
-    assert_fails(trainer_step(&t, &r, &e), ST_NONFINITE, &e, "written by node 1.mlp.fc1 (fwd)");
+    assert_fails(trainer_step(&t, &r, &e), ST_NONFINITE, &e, text);
     trainer_close(&t);
     config_release(&c);
     playground_close(&pg);
+}
+
+static void a_bad_value_is_named(void **state)
+{
+    (void)state;
+    expect_named(FP8, "decoder.layers.1.mlp.linear_fc1.weight", "written by node 1.mlp.fc1 (fwd)");
+    expect_named(EXPERTS FP8, "decoder.layers.1.mlp.experts.linear_fc1.weight", "written by node 1.moe.fc1 (fwd)");
+    expect_named(EXPERTS FP8, "decoder.layers.1.mlp.experts.linear_fc2.weight", "written by node 1.moe.fc2 (fwd)");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_learns_as_without_and_on_every_device),
+        cmocka_unit_test(experts_learn_as_without),
         cmocka_unit_test(schedules_give_the_same_bits),
         cmocka_unit_test(codes_follow_the_weights),
         cmocka_unit_test(saved_inputs_are_codes),

@@ -16,6 +16,14 @@ struct gmm_maps {
     CUtensorMap a, b, old, strip[2];
 };
 
+/* gmm_tma.cu. [experts, rows, cols] with this stride between rows (elements; FP8 codes too), in boxes of so many lines
+ * of 128 bytes; the fp32 sums of a weight gradient, in strips. */
+extern "C" int gmm_map_make(struct lane *l, CUtensorMap *map, const void *data, enum dtype type, int64_t experts,
+                            int64_t rows, int64_t cols, int64_t stride, int lines);
+extern "C" int gmm_sums_map(struct lane *l, CUtensorMap *map, const struct gmm_job *g);
+/* What is stored. */
+extern "C" int gmm_result_maps(struct lane *l, struct gmm_maps *m, const struct gmm_tma_job *j);
+
 enum { BOX = 64, BOX_BYTES = BOX * 128, GROUP = 128, BLOCK = 3 * GROUP, STRIP = 16, PIECE = STRIP * 128 };
 
 /* Sizes; constants only. A group has 64 rows of BN columns. LENT: stages lent to results after a tile. */

@@ -107,19 +107,20 @@ static int map_encode(struct lane *l, CUtensorMap *map, const void *data, enum d
         "finding cuTensorMapEncodeTiled"));
     if (found != cudaDriverEntryPointSuccess || entry == NULL)
         return err_set(l->err, ST_UNSUPPORTED, "the driver lacks cuTensorMapEncodeTiled");
-    CUresult code = ((encode_fn)entry)(
-        map, type == DT_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, (cuuint32_t)rank,
-        (void *)data, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUtensorMapDataType kind = type == DT_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                               : type == DT_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                                : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    CUresult code = ((encode_fn)entry)(map, kind, (cuuint32_t)rank, (void *)data, dims, strides, box, steps,
+                                       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return code == CUDA_SUCCESS
                ? ST_OK
                : err_set(l->err, ST_INTERNAL,
                          "tensor map of %d dimensions, [%lld, %lld, ...] with stride %lld: driver error %d", rank,
                          (long long)dims[0], (long long)dims[1], (long long)strides[0], (int)code);
 }
-/* [experts, rows, cols] with this stride between rows (elements), in boxes of so many lines of 128 bytes. */
-static int map_make(struct lane *l, CUtensorMap *map, const void *data, enum dtype type, int64_t experts, int64_t rows,
-                    int64_t cols, int64_t stride, int lines)
+extern "C" int gmm_map_make(struct lane *l, CUtensorMap *map, const void *data, enum dtype type, int64_t experts,
+                            int64_t rows, int64_t cols, int64_t stride, int lines)
 {
     cuuint64_t size = dtype_bytes(type);
     const cuuint64_t dims[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)experts};
@@ -128,7 +129,7 @@ static int map_make(struct lane *l, CUtensorMap *map, const void *data, enum dty
     return map_encode(l, map, data, type, 3, dims, strides, box);
 }
 /* fp32 sums, their rows cut into lines of 32 columns, of which a strip has two; what is no whole line is left out. */
-static int sums_map(struct lane *l, CUtensorMap *map, const struct gmm_job *g)
+extern "C" int gmm_sums_map(struct lane *l, CUtensorMap *map, const struct gmm_job *g)
 {
     const cuuint64_t dims[4] = {32, (cuuint64_t)g->across / 32, (cuuint64_t)g->down, (cuuint64_t)g->experts};
     const cuuint64_t strides[3] = {128, (cuuint64_t)g->ldc * 4, (cuuint64_t)g->ldc * (cuuint64_t)g->down * 4};
@@ -136,42 +137,36 @@ static int sums_map(struct lane *l, CUtensorMap *map, const struct gmm_job *g)
     return dims[1] > 0 ? map_encode(l, map, g->c, DT_F32, 4, dims, strides, box) : ST_OK;
 }
 
-/* Columns of pre. */
-static int64_t pre_columns(const struct gmm_tma_job *j)
-{
-    return (j->kind == GMM_RELU2 ? 1 : 2) * (int64_t)j->g.across;
-}
-
 static int operand_maps(struct lane *l, struct gmm_maps *m, const struct gmm_tma_job *j, enum gmm_product product)
 {
     const struct gmm_job *g = &j->g;
     if (product == GMM_WEIGHT) {
-        TRY(map_make(l, &m->a, g->a, DT_BF16, 1, g->rows, g->down, g->lda, BOX));
-        TRY(map_make(l, &m->b, g->b, DT_BF16, 1, g->rows, g->across, g->ldb, BOX));
-        return map_make(l, &m->old, g->c, DT_F32, g->experts, g->down, g->across, g->ldc, BOX);
+        TRY(gmm_map_make(l, &m->a, g->a, DT_BF16, 1, g->rows, g->down, g->lda, BOX));
+        TRY(gmm_map_make(l, &m->b, g->b, DT_BF16, 1, g->rows, g->across, g->ldb, BOX));
+        return gmm_map_make(l, &m->old, g->c, DT_F32, g->experts, g->down, g->across, g->ldc, BOX);
     }
-    TRY(map_make(l, &m->a, g->a, DT_BF16, 1, g->rows, g->depth, g->lda, BOX));
+    TRY(gmm_map_make(l, &m->a, g->a, DT_BF16, 1, g->rows, g->depth, g->lda, BOX));
     if (j->after == GMM_DACT)
-        TRY(map_make(l, &m->old, j->pre, DT_BF16, 1, g->rows, pre_columns(j), j->ldpre, BOX));
+        TRY(gmm_map_make(l, &m->old, j->pre, DT_BF16, 1, g->rows, gmm_pre_columns(j), j->ldpre, BOX));
     bool forward = product == GMM_FORWARD;
-    int64_t across = j->after == GMM_ACT ? pre_columns(j) : g->across;
-    return map_make(l, &m->b, g->b, DT_BF16, g->experts, forward ? across : g->depth, forward ? g->depth : across,
-                    g->ldb, BOX);
+    int64_t across = j->after == GMM_ACT ? gmm_pre_columns(j) : g->across;
+    return gmm_map_make(l, &m->b, g->b, DT_BF16, g->experts, forward ? across : g->depth, forward ? g->depth : across,
+                        g->ldb, BOX);
 }
 
-/* What is stored. Past the last column of c of STORE bulk copies leave out what there is not. */
-static int result_maps(struct lane *l, struct gmm_maps *m, const struct gmm_tma_job *j)
+/* Past the last column of c of STORE bulk copies leave out what there is not. */
+extern "C" int gmm_result_maps(struct lane *l, struct gmm_maps *m, const struct gmm_tma_job *j)
 {
     const struct gmm_job *g = &j->g;
     switch (j->after) {
-    case GMM_SUMS: return sums_map(l, &m->strip[0], g);
-    case GMM_STORE: return map_make(l, &m->strip[0], g->c, DT_BF16, 1, g->rows, g->across, g->ldc, STRIP);
+    case GMM_SUMS: return gmm_sums_map(l, &m->strip[0], g);
+    case GMM_STORE: return gmm_map_make(l, &m->strip[0], g->c, DT_BF16, 1, g->rows, g->across, g->ldc, STRIP);
     case GMM_ACT:
-        TRY(map_make(l, &m->strip[0], j->pre, DT_BF16, 1, g->rows, pre_columns(j), j->ldpre, STRIP));
-        return map_make(l, &m->strip[1], g->c, DT_BF16, 1, g->rows, g->across, g->ldc, STRIP);
+        TRY(gmm_map_make(l, &m->strip[0], j->pre, DT_BF16, 1, g->rows, gmm_pre_columns(j), j->ldpre, STRIP));
+        return gmm_map_make(l, &m->strip[1], g->c, DT_BF16, 1, g->rows, g->across, g->ldc, STRIP);
     default:
-        TRY(map_make(l, &m->strip[0], g->c, DT_BF16, 1, g->rows, pre_columns(j), g->ldc, STRIP));
-        return j->act != NULL ? map_make(l, &m->strip[1], j->act, DT_BF16, 1, g->rows, g->across, j->ldact, STRIP)
+        TRY(gmm_map_make(l, &m->strip[0], g->c, DT_BF16, 1, g->rows, gmm_pre_columns(j), g->ldc, STRIP));
+        return j->act != NULL ? gmm_map_make(l, &m->strip[1], j->act, DT_BF16, 1, g->rows, g->across, j->ldact, STRIP)
                               : ST_OK;
     }
 }
@@ -181,7 +176,7 @@ template <int PRODUCT, int AFTER, int KIND> static int launch(struct lane *l, co
     typedef form<AFTER, KIND> F;
     struct gmm_maps m = {};
     TRY(operand_maps(l, &m, j, (enum gmm_product)PRODUCT));
-    TRY(result_maps(l, &m, j));
+    TRY(gmm_result_maps(l, &m, j));
     int64_t down = PRODUCT == GMM_WEIGHT ? ceil_div(j->g.down, F::BM) * j->g.experts
                                          : ceil_div(j->g.rows, F::BM) + j->g.experts + 1;
     unsigned blocks = (unsigned)min_i64(down * ceil_div(j->g.across, F::NT), cuda_of(l)->sm_budget);

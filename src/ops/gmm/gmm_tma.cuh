@@ -24,6 +24,12 @@ struct gmm_tma_job {
 /* x sigmoid(alpha x) (up + offset); limits only where clamped */
 enum gmm_curve { GMM_RELU2, GMM_GATE, GMM_CLAMPED_GATE };
 
+/* Columns of pre. */
+static inline int64_t gmm_pre_columns(const struct gmm_tma_job *j)
+{
+    return (j->kind == GMM_RELU2 ? 1 : 2) * (int64_t)j->g.across;
+}
+
 /* gmm_tma.cu. Whether these kernels take the job: bf16, all rows at multiples of 16 bytes is for the caller to know. */
 extern "C" bool gmm_tma_fits(const struct lane *l, const struct gmm_tma_job *j);
 extern "C" int gmm_tma(struct lane *l, const struct gmm_tma_job *j, enum gmm_product product);

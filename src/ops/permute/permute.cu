@@ -134,7 +134,7 @@ template <typename T, bool VEC> __global__ void __launch_bounds__(THREADS) sprea
 extern "C" int permute_cuda(struct lane *l, const struct permute_args *a)
 {
     TRY(permute_check(a, l->err));
-    bool vec = aligned16(&a->x) && aligned16(&a->y);
+    bool rows = a->x.data != NULL, vec = rows && aligned16(&a->x) && aligned16(&a->y);
     struct permute_job p = {rows_of_tensor(&a->x),
                             rows_of_tensor(&a->y),
                             (const int32_t *)a->src.data,
@@ -142,8 +142,12 @@ extern "C" int permute_cuda(struct lane *l, const struct permute_args *a)
                             (const float *)a->prob.data,
                             (float *)a->yprob.data,
                             a->k,
-                            a->x.dim[1]};
-    BY_REAL(a->x.dtype, T, {
+                            rows ? a->x.dim[1] : 0};
+    if (!rows) { /* rows without columns, whose probabilities move */
+        p.x.n = a->prob.dim[0];
+        p.y.n = a->src.dim[0];
+    }
+    BY_REAL(rows ? a->x.dtype : DT_F32, T, {
         if (vec)
             p.cols /= pack<T>::N;
         if (p.row != NULL) {

@@ -5,7 +5,7 @@
  * round, so that a device may read each token once. unpermute: y[t] (+)= base[t] + sum over j in order
  * of x[row[t, j]]; yprob[t, j] = xprob[row[t, j]], 0 where row is -1. x [R, d], y, base [T, d]
  * real, strided; row I32 [T, k]; base optional, y may be base; xprob [R], yprob [T, k] wide,
- * optional together. x and y may both be absent: only the probabilities. Map entries must be in range: they
+ * optional together. Of both, x and y may be absent: only the probabilities. Map entries must be in range: they
  * come from moeplan (a GPU takes those that are not for -1). */
 #ifndef BRAID_OPS_PERMUTE_H
 #define BRAID_OPS_PERMUTE_H
@@ -15,11 +15,11 @@
 enum { PERMUTE_MAX_K = 64 };
 
 #define PERMUTE_FIELDS(T, N, S, op)                                                                                    \
-    T(op, x, IN, REAL, "rows d")                                                                                       \
+    T(op, x, OPT, REAL, "rows d")                                                                                      \
     T(op, src, IN, I32, "places")                                                                                      \
     T(op, row, OPT, I32, "rows k !")                                                                                   \
     T(op, prob, OPT, WIDE, "rows k ! @yprob")                                                                          \
-    T(op, y, OUT, REAL, "places d")                                                                                    \
+    T(op, y, OPT_OUT, REAL, "places d @x")                                                                             \
     T(op, yprob, OPT_OUT, WIDE, "places @prob")                                                                        \
     N(op, int64_t, k, 2)
 OP_ARGS(permute, PERMUTE_FIELDS);

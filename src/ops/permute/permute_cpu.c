@@ -8,15 +8,15 @@
 int CPU_NAME(permute_cpu)(struct lane *l, const struct permute_args *a)
 {
     TRY(permute_check(a, l->err));
-    int64_t rows = a->y.dim[0], d = a->y.dim[1], k = a->k;
+    int64_t rows = a->src.dim[0], d = present(&a->y) ? a->y.dim[1] : 0, k = a->k;
     const int32_t *src = a->src.data;
     const float *prob = a->prob.data;
     float *yprob = a->yprob.data;
 #pragma omp parallel for schedule(static) if (rows * d > 16384)
     for (int64_t r = 0; r < rows; r++) {
-        if (src[r] < 0)
+        if (d > 0 && src[r] < 0)
             memset(f32_row(&a->y, r), 0, (size_t)d * sizeof(float));
-        else
+        else if (d > 0)
             memcpy(f32_row(&a->y, r), f32_row(&a->x, src[r] / k), (size_t)d * sizeof(float));
         if (yprob != NULL)
             yprob[r] = src[r] < 0 ? 0.0f : prob[src[r]];

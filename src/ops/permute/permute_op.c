@@ -7,6 +7,8 @@
 int permute_check(const struct permute_args *a, struct err *e)
 {
     TRY(op_check_fields(&permute_desc, a, e));
+    if (!present(&a->x) && !present(&a->prob))
+        return err_set(e, ST_INVALID, "permute: neither x nor prob is given");
     return a->k >= 1 ? ST_OK : err_set(e, ST_INVALID, "permute: k is %lld, expected at least 1", (long long)a->k);
 }
 
@@ -63,6 +65,8 @@ static const struct op_sample samples[] = {
     {"rows=9 d=64 k=4 experts=9 no_prob=1 no_yprob=1 no_dyprob=1 no_dprob=1 no_xprob=1 no_dxprob=1"},
     {"rows=12 d=130 k=5 experts=3 no_base=1 acc_y=1 dropped=1"},
     {"rows=7 d=33 no_row=1"},
+    {"rows=20 k=3 dropped=1 no_x=1 no_y=1 no_base=1 no_dy=1 no_dx=1"},
+    {"rows=20 k=3 dropped=1 no_x=1 no_y=1 no_row=1 no_base=1 no_dy=1 no_dx=1"},
     {"rows=21 d=264 k=9 dropped=1 no_row=1"},
     {"rows=21 d=2072 k=17 experts=5 dropped=1 no_base=1"},
 };

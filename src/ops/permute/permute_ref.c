@@ -6,8 +6,8 @@ int permute_ref(struct lane *l, const struct permute_args *a)
 {
     TRY(permute_check(a, l->err));
     const int32_t *src = a->src.data;
-    for (int64_t r = 0; r < a->y.dim[0]; r++) {
-        for (int64_t c = 0; c < a->y.dim[1]; c++)
+    for (int64_t r = 0; r < a->src.dim[0]; r++) {
+        for (int64_t c = 0; present(&a->y) && c < a->y.dim[1]; c++)
             f64_row(&a->y, r)[c] = src[r] < 0 ? 0 : f64_row(&a->x, src[r] / a->k)[c];
         if (present(&a->yprob))
             ((double *)a->yprob.data)[r] = src[r] < 0 ? 0 : ((const double *)a->prob.data)[src[r]];

@@ -8,24 +8,62 @@ enum { AMAX_BLOCKS = 1024, PLAIN_THREADS = 128 };
 struct source {
     const void *x;
     int64_t stride;
+    const int32_t *src; /* rows are taken by this map of choices, `k` to a row of `rows`; NULL: as they are */
+    int64_t rows;
+    int k;
 };
 
-template <typename T, enum dtype TYPE, int BLOCKS>
+/* The row of x that row r of the codes is made of; -1: zeros. */
+static __device__ __forceinline__ int64_t source_row(const struct source &x, int64_t r)
+{
+    if (x.src == NULL)
+        return r;
+    int from = x.src[r];
+    int64_t row = from < 0 ? -1 : from / x.k;
+    return row < x.rows ? row : -1;
+}
+
+/* The thread's eight rows where src says: all are asked for before the first is needed. */
+template <typename T>
+static __device__ __forceinline__ void gather_tile(const struct source &x, int64_t r0, int64_t c0, int valid,
+                                                   f8_eight<T> *tile)
+{
+    int64_t row[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        row[i] = i < valid ? source_row(x, r0 + threadIdx.x / 16 * 8 + i) : -1;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        tile[i] =
+            f8_load((const T *)x.x + max(row[i], (int64_t)0) * x.stride + (valid > 0 ? c0 + threadIdx.x % 16 * 8 : 0));
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (row[i] < 0)
+            tile[i] = f8_zeros<T>();
+}
+
+template <typename T, enum dtype TYPE, int BLOCKS, bool GATHER = false>
 static __global__ void __launch_bounds__(F8_THREADS, sizeof(T) == 4        ? 2
                                                      : BLOCKS == F8_SQUARE ? 3
                                                                            : 4)
     quantise_tiles(const struct source x, const __grid_constant__ struct f8_out o, const uint32_t *amax)
 {
     __shared__ struct f8_shared s;
-    int64_t r0 = (int64_t)blockIdx.y * F8_TILE, c0 = (int64_t)blockIdx.x * F8_TILE;
+    /* A token is fetched several times: all of a column of tiles come first, so that its values stay in the cache. */
+    int64_t r0 = (int64_t)(GATHER ? blockIdx.x : blockIdx.y) * F8_TILE,
+            c0 = (int64_t)(GATHER ? blockIdx.y : blockIdx.x) * F8_TILE;
     int valid = f8_valid(o, r0, c0);
-    f8_walk<T> from(x.x, x.stride, r0, c0, valid);
     f8_eight<T> tile[8];
     float common = 0, inverse;
+    if constexpr (GATHER) {
+        gather_tile<T>(x, r0, c0, valid, tile);
+    } else {
+        f8_walk<T> from(x.x, x.stride, r0, c0, valid);
 #pragma unroll
-    for (int i = 0; i < 8; i++, from.next())
-        tile[i] = from.load();
-    f8_clear(tile, valid);
+        for (int i = 0; i < 8; i++, from.next())
+            tile[i] = from.load();
+        f8_clear(tile, valid);
+    }
     if (BLOCKS == F8_WHOLE)
         common = f8_factor<TYPE>(*amax, &inverse);
     f8_quantise_tile<T, TYPE, BLOCKS>(tile, o, r0, c0, common, &s);
@@ -33,12 +71,17 @@ static __global__ void __launch_bounds__(F8_THREADS, sizeof(T) == 4        ? 2
 
 /* Codes [rows, cols] of x, or with step 1 along rows of its transpose. */
 struct plain {
-    const void *x;
-    int64_t row_step, col_step, rows, cols, height, width, stride;
+    struct source x;
+    int64_t rows, cols, height, width, stride;
     uint8_t *codes;
     float *scales;
-    bool square;
+    bool square, transposed;
 };
+template <typename T> static __device__ __forceinline__ float plain_value(const struct plain &p, int64_t r, int64_t c)
+{
+    int64_t row = source_row(p.x, p.transposed ? c : r);
+    return row < 0 ? 0.0f : to_float(((const T *)p.x.x)[row * p.x.stride + (p.transposed ? r : c)]);
+}
 
 static __device__ uint32_t block_most(uint32_t most, uint32_t *scratch)
 {
@@ -61,16 +104,15 @@ static __global__ void __launch_bounds__(PLAIN_THREADS)
     int64_t r0 = rb * p.height, c0 = cb * p.width;
     int64_t height = p.height < p.rows - r0 ? p.height : p.rows - r0,
             width = p.width < p.cols - c0 ? p.width : p.cols - c0;
-    const T *x = (const T *)p.x + r0 * p.row_step + c0 * p.col_step;
     uint32_t most = 0;
     for (int64_t i = threadIdx.x; amax == NULL && i < height * width; i += PLAIN_THREADS)
-        most = max_u32(most, magnitude(to_float(x[i / width * p.row_step + i % width * p.col_step])));
+        most = max_u32(most, magnitude(plain_value<T>(p, r0 + i / width, c0 + i % width)));
     most = amax == NULL ? block_most(most, scratch) : *amax;
     float inverse, factor = f8_factor<TYPE>(most, &inverse);
     if (threadIdx.x == 0 && amax == NULL)
         p.scales[p.square ? rb * p.stride + cb : cb * p.stride + r0] = inverse;
     for (int64_t i = threadIdx.x; i < height * width; i += PLAIN_THREADS) {
-        float v = to_float(x[i / width * p.row_step + i % width * p.col_step]) * factor;
+        float v = plain_value<T>(p, r0 + i / width, c0 + i % width) * factor;
         p.codes[(r0 + i / width) * p.cols + c0 + i % width] = (uint8_t)f8_pair<TYPE>(v, 0.0f);
     }
 }
@@ -121,15 +163,24 @@ static int whole_amax(struct lane *l, const struct quantise_args *a, const struc
     return ST_OK;
 }
 
+static struct source source_of(const struct quantise_args *a)
+{
+    struct source x = {};
+    x.x = a->x.data;
+    x.stride = a->x.dim[0] > 1 ? a->x.stride[0] : max_i64(a->x.dim[1], 1);
+    x.src = (const int32_t *)a->src.data;
+    x.rows = a->x.dim[0];
+    x.k = (int)a->k;
+    return x;
+}
+
 template <typename T, enum dtype TYPE>
 static int plain_one(struct lane *l, const struct quantise_args *a, const struct tensor *codes,
                      const struct tensor *scales, bool transposed)
 {
     struct plain p = {};
-    int64_t stride = a->x.dim[0] > 1 ? a->x.stride[0] : max_i64(a->x.dim[1], 1);
-    p.x = a->x.data;
-    p.row_step = transposed ? 1 : stride;
-    p.col_step = transposed ? stride : 1;
+    p.x = source_of(a);
+    p.transposed = transposed;
     p.rows = codes->dim[0];
     p.cols = codes->dim[1];
     p.width = a->block > 0 ? a->block : 128;
@@ -152,8 +203,8 @@ static int plain_one(struct lane *l, const struct quantise_args *a, const struct
 
 template <typename T, enum dtype TYPE> static int run(struct lane *l, const struct quantise_args *a)
 {
-    int64_t rows = a->x.dim[0], cols = a->x.dim[1];
-    struct source x = {a->x.data, rows > 1 ? a->x.stride[0] : max_i64(cols, 1)};
+    int64_t rows = quantise_rows(a), cols = a->x.dim[1];
+    struct source x = source_of(a);
     bool empty = rows == 0 || cols == 0;
     const struct tensor *scales[] = {&a->qs, &a->ts};
     for (int i = 0; i < 2; i++)
@@ -165,8 +216,9 @@ template <typename T, enum dtype TYPE> static int run(struct lane *l, const stru
         return ST_OK;
     if (a->block == 0)
         TRY((whole_amax<T, TYPE>(l, a, x)));
-    bool tiles = (a->block == F8_TILE || a->block == 0) && f8_tiles_fit(rows, cols, a->q.data, a->t.data) &&
-                 (uintptr_t)x.x % 16 == 0 && x.stride * (int64_t)sizeof(T) % 16 == 0 && rows <= 65535ll * F8_TILE;
+    bool tiles = (a->block == F8_TILE || a->block == 0) && x.rows > 0 &&
+                 f8_tiles_fit(rows, cols, a->q.data, a->t.data) && (uintptr_t)x.x % 16 == 0 &&
+                 x.stride * (int64_t)sizeof(T) % 16 == 0 && rows <= 65535ll * F8_TILE;
     if (!tiles) {
         if (present(&a->q))
             TRY((plain_one<T, TYPE>(l, a, &a->q, &a->qs, false)));
@@ -179,6 +231,8 @@ template <typename T, enum dtype TYPE> static int run(struct lane *l, const stru
         LAUNCH(l, (quantise_tiles<T, TYPE, F8_WHOLE>), grid, F8_THREADS, 0, x, o, amax);
     else if (a->square)
         LAUNCH(l, (quantise_tiles<T, TYPE, F8_SQUARE>), grid, F8_THREADS, 0, x, o, amax);
+    else if (x.src != NULL)
+        LAUNCH(l, (quantise_tiles<T, TYPE, F8_ROWS, true>), dim3(grid.y, grid.x), F8_THREADS, 0, x, o, amax);
     else
         LAUNCH(l, (quantise_tiles<T, TYPE, F8_ROWS>), grid, F8_THREADS, 0, x, o, amax);
     return ST_OK;

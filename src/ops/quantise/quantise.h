@@ -1,6 +1,8 @@
 /* quantise: x [rows, cols] to FP8 codes with a scale for each block (tensor/f8.h), in x's own order, transposed, or
  * both from one reading of x.
  *   x       real or wide; rows may be strided
+ *   src     I32 [rows], optional: row r of the codes is row src[r] / k of x, or zeros where src[r] is -1, as
+ *           ops/permute copies them. `rows` are then as many as src has. Entries are in range, and blocks by rows
  *   q, qs   codes [rows, cols], E4M3 or E5M2, and inverse scales, wide: one for `block` values of a row, with `square`
  *           for block x block values, with block 0 for the whole tensor
  *   t, ts   codes of the transpose [cols, rows] with its own scales, along its own rows, so along columns of x; with
@@ -20,15 +22,22 @@
 
 #define QUANTISE_FIELDS(T, N, S, op)                                                                                   \
     T(op, x, IN, REAL, "")                                                                                             \
+    T(op, src, OPT_FIXED, I32, "")                                                                                     \
     T(op, q, OPT_SAVED, F8, "")                                                                                        \
     T(op, qs, OPT_SAVED, WIDE, "")                                                                                     \
     T(op, t, OPT_SAVED, F8, "")                                                                                        \
     T(op, ts, OPT_SAVED, WIDE, "")                                                                                     \
     T(op, work, WORK, U8, "")                                                                                          \
     N(op, int64_t, block, 128)                                                                                         \
-    N(op, bool, square, 0)
+    N(op, bool, square, 0)                                                                                             \
+    N(op, int64_t, k, 1)
 OP_ARGS(quantise, QUANTISE_FIELDS);
 
+/* Rows that are quantised. */
+static inline int64_t quantise_rows(const struct quantise_args *a)
+{
+    return a->src.data != NULL ? a->src.dim[0] : a->x.dim[0];
+}
 /* Side by side in one row of inverse scales of codes [rows, cols]. */
 static inline int64_t f8_scale_stride(int64_t rows, int64_t cols, int64_t block, bool square)
 {

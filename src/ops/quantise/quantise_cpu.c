@@ -52,17 +52,26 @@ static float factor_of(uint32_t amax_bits, enum dtype type, float *inverse)
 /* What is quantised: codes, their scales, and where their rows come from. */
 struct target {
     const struct tensor *x, *codes, *scales;
-    int64_t block;
+    const int32_t *src; /* rows of x are taken by this map of choices, `k` to a row; NULL: as they are */
+    int64_t block, k;
     bool square, transposed;
 };
 
 /* Row r of the codes, columns [c, c + n), as contiguous floats; copy has room for n. */
 static const float *values(const struct target *t, int64_t r, int64_t c, int64_t n, float *copy)
 {
-    if (!t->transposed)
+    if (!t->transposed && t->src == NULL)
         return f32_row(t->x, r) + c;
-    for (int64_t i = 0; i < n; i++)
-        copy[i] = f32_row(t->x, c + i)[r];
+    if (!t->transposed && t->src[r] >= 0)
+        return f32_row(t->x, t->src[r] / t->k) + c;
+    if (!t->transposed) {
+        memset(copy, 0, (size_t)n * sizeof(float));
+        return copy;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        int64_t row = t->src == NULL ? c + i : t->src[c + i] < 0 ? -1 : t->src[c + i] / t->k;
+        copy[i] = row < 0 ? 0.0f : f32_row(t->x, row)[r];
+    }
     return copy;
 }
 
@@ -130,10 +139,21 @@ int CPU_NAME(quantise_cpu)(struct lane *l, const struct quantise_args *a)
         return err_set(l->err, ST_UNSUPPORTED, "quantise: blocks of %lld values; the cpu device has up to %d",
                        (long long)a->block, WIDTH);
     if (present(&a->q))
-        quantise_one(
-            &(struct target){.x = &a->x, .codes = &a->q, .scales = &a->qs, .block = a->block, .square = a->square});
+        quantise_one(&(struct target){.x = &a->x,
+                                      .codes = &a->q,
+                                      .scales = &a->qs,
+                                      .src = a->src.data,
+                                      .k = a->k,
+                                      .block = a->block,
+                                      .square = a->square});
     if (present(&a->t))
-        quantise_one(&(struct target){
-            .x = &a->x, .codes = &a->t, .scales = &a->ts, .block = a->block, .square = a->square, .transposed = true});
+        quantise_one(&(struct target){.x = &a->x,
+                                      .codes = &a->t,
+                                      .scales = &a->ts,
+                                      .src = a->src.data,
+                                      .k = a->k,
+                                      .block = a->block,
+                                      .square = a->square,
+                                      .transposed = true});
     return ST_OK;
 }

@@ -36,24 +36,35 @@ int quantise_check(const struct quantise_args *a, struct err *e)
         return err_set(e, ST_INVALID, "quantise: q has type %s and t type %s", dtype_name(a->q.dtype),
                        dtype_name(a->t.dtype));
     enum dtype wide = wide_of(a->x.dtype);
+    CHECK_OPT("quantise", "src", &a->src, DT_I32, 1, -1);
+    if (present(&a->src) && (a->k < 1 || a->square || a->block == 0))
+        return err_set(e, ST_INVALID, "quantise: src with k = %lld and %s; expected 1 or more, and blocks by rows",
+                       (long long)a->k,
+                       a->square       ? "square blocks"
+                       : a->block == 0 ? "one scale"
+                                       : "blocks by rows");
+    int64_t rows = quantise_rows(a);
     if (present(&a->q)) {
         TRY(f8_check("quantise", "q", &a->q, &a->qs, wide, a->block, a->square, e));
-        CHECK_T("quantise", "q", &a->q, a->q.dtype, 2, a->x.dim[0], a->x.dim[1]);
+        CHECK_T("quantise", "q", &a->q, a->q.dtype, 2, rows, a->x.dim[1]);
     }
     if (present(&a->t)) {
         TRY(f8_check("quantise", "t", &a->t, &a->ts, wide, a->block, a->square, e));
-        CHECK_T("quantise", "t", &a->t, a->t.dtype, 2, a->x.dim[1], a->x.dim[0]);
+        CHECK_T("quantise", "t", &a->t, a->t.dtype, 2, a->x.dim[1], rows);
     }
     return ST_OK;
 }
 
 /* ---- descriptor ------------------------------------------------------------------------------ */
 
-static const struct op_dim dims[] = {{"rows", 5}, {"cols", 33}};
+/* places: rows that are taken by src; 0: none. */
+static const struct op_dim dims[] = {{"rows", 5}, {"cols", 33}, {"places", 0}};
 
 static void shapes(struct op_call *c)
 {
     c->t[op_arg_index(c->desc, "x")] = tensor_2d(NULL, DT_NONE, (int64_t)op_dim(c, "rows"), (int64_t)op_dim(c, "cols"));
+    if (op_dim(c, "places") > 0)
+        c->t[op_arg_index(c->desc, "src")] = tensor_1d(NULL, DT_NONE, (int64_t)op_dim(c, "places"));
 }
 
 static int infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -64,15 +75,17 @@ static int infer(struct op_call *c, const struct ops *ops, struct err *e)
     enum dtype type = op_attr(c, "e5m2") != 0 ? DT_F8_E5M2 : DT_F8_E4M3, wide = wide_of(ops->real);
     int64_t block = (int64_t)op_attr(c, "block");
     bool square = op_attr(c, "square") != 0;
+    const struct tensor *src = &c->t[op_arg_index(c->desc, "src")];
+    int64_t rows = src->rank > 0 ? src->dim[0] : x->dim[0];
     if (op_attr(c, "wide_x") != 0)
         c->t[op_arg_index(c->desc, "x")].dtype = wide;
     if (op_attr(c, "only") != 2) {
-        c->t[op_arg_index(c->desc, "q")] = tensor_2d(NULL, type, x->dim[0], x->dim[1]);
-        c->t[op_arg_index(c->desc, "qs")] = f8_scales(wide, x->dim[0], x->dim[1], block, square);
+        c->t[op_arg_index(c->desc, "q")] = tensor_2d(NULL, type, rows, x->dim[1]);
+        c->t[op_arg_index(c->desc, "qs")] = f8_scales(wide, rows, x->dim[1], block, square);
     }
     if (op_attr(c, "only") != 1) {
-        c->t[op_arg_index(c->desc, "t")] = tensor_2d(NULL, type, x->dim[1], x->dim[0]);
-        c->t[op_arg_index(c->desc, "ts")] = f8_scales(wide, x->dim[1], x->dim[0], block, square);
+        c->t[op_arg_index(c->desc, "t")] = tensor_2d(NULL, type, x->dim[1], rows);
+        c->t[op_arg_index(c->desc, "ts")] = f8_scales(wide, x->dim[1], rows, block, square);
     }
     OP_UNPACK(quantise, a, c);
     int64_t work = ops->quantise_work != NULL ? ops->quantise_work(a) : 0;
@@ -84,6 +97,13 @@ static int infer(struct op_call *c, const struct ops *ops, struct err *e)
 /* Magnitudes over many orders, zeros, blocks of zeros. */
 static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
+    if (op_arg_is(c, arg, "src")) { /* every seventh place is empty */
+        int64_t choices = (int64_t)(op_dim(c, "rows") * op_attr(c, "k"));
+        for (int64_t i = 0; i < host->dim[0]; i++)
+            ((int32_t *)host->data)[i] =
+                i % 7 == 3 || choices == 0 ? -1 : (int32_t)rng_below(key, (uint64_t)i, (uint64_t)choices);
+        return true;
+    }
     if (!op_arg_is(c, arg, "x"))
         return false;
     int64_t cols = max_i64(host->dim[1], 1);
@@ -99,7 +119,8 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 static void cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(quantise, a, c);
-    double n = (double)tensor_elems(&a->x);
+    double n = (double)(c->t[op_arg_index(c->desc, "src")].rank > 0 ? op_dim(c, "places") : (double)a->x.dim[0]) *
+               (double)a->x.dim[1];
     *out = (struct op_cost){
         .flops = 4 * n,
         .bytes = n * (double)(dtype_bytes(a->x.dtype) + (present(&a->q) ? 1 : 0) + (present(&a->t) ? 1 : 0))};
@@ -129,6 +150,11 @@ static const struct op_sample samples[] = {
     {"rows=256 cols=144 block=0 e5m2=1"},
     {"rows=256 cols=144 block=0 only=1 wide_x=1"},
     {"rows=128 cols=272 strided=1"},
+    {"rows=9 cols=33 places=21 k=3"},
+    {"rows=40 cols=264 places=160 k=2"},
+    {"rows=40 cols=144 places=272 k=8 only=1 e5m2=1"},
+    {"rows=33 cols=136 places=144 k=4 only=2 strided=1"},
+    {"rows=10 cols=64 places=30 k=3 block=32"},
 };
 static const struct op_sample bench[] = {
     {"rows=4096 cols=320"},
@@ -137,6 +163,8 @@ static const struct op_sample bench[] = {
     {"rows=16384 cols=11264 gpu=1"},
     {"rows=11264 cols=2048 square=1 wide_x=1 gpu=1"},
     {"rows=16384 cols=2048 block=0 gpu=1"},
+    {"rows=16384 cols=2048 places=131072 k=8 only=1 gpu=1"},
+    {"rows=16384 cols=2048 places=131072 k=8 gpu=1"},
 };
 
 OP_FIELDS(quantise, QUANTISE_FIELDS, );

@@ -4,9 +4,13 @@
 #include "tensor/f8.h"
 
 /* The element of x that becomes code [r, c] of q, or of t. */
-static double element(const struct tensor *x, bool transposed, int64_t r, int64_t c)
+static double element(const struct quantise_args *a, bool transposed, int64_t r, int64_t c)
 {
-    return f64_row(x, transposed ? c : r)[transposed ? r : c];
+    int64_t row = transposed ? c : r, col = transposed ? r : c;
+    int64_t from = present(&a->src) ? ((const int32_t *)a->src.data)[row] : row;
+    if (from < 0)
+        return 0;
+    return f64_row(&a->x, present(&a->src) ? from / a->k : from)[col];
 }
 
 static double scale_of(double amax, enum dtype type, int *exponent)
@@ -16,21 +20,21 @@ static double scale_of(double amax, enum dtype type, int *exponent)
 }
 
 /* Rows [r, r + height) and columns [c, c + width) of the codes. */
-static void one_block(const struct tensor *x, const struct tensor *codes, bool transposed, int64_t r, int64_t height,
-                      int64_t c, int64_t width, double *scale)
+static void one_block(const struct quantise_args *a, const struct tensor *codes, bool transposed, int64_t r,
+                      int64_t height, int64_t c, int64_t width, double *scale)
 {
     double amax = 0;
     int exponent;
     uint8_t *code = codes->data;
     for (int64_t i = r; i < r + height; i++)
         for (int64_t j = c; j < c + width; j++) {
-            double v = fabs(element(x, transposed, i, j));
+            double v = fabs(element(a, transposed, i, j));
             amax = isnan(amax) || v <= amax ? amax : v; /* NaN stays */
         }
     *scale = scale_of(amax, codes->dtype, &exponent);
     for (int64_t i = r; i < r + height; i++)
         for (int64_t j = c; j < c + width; j++)
-            code[i * codes->dim[1] + j] = f8_from_f64(ldexp(element(x, transposed, i, j), exponent), codes->dtype);
+            code[i * codes->dim[1] + j] = f8_from_f64(ldexp(element(a, transposed, i, j), exponent), codes->dtype);
 }
 
 static void quantise_one(const struct quantise_args *a, const struct tensor *codes, const struct tensor *scales,
@@ -45,7 +49,7 @@ static void quantise_one(const struct quantise_args *a, const struct tensor *cod
         scale[i] = 0;
     for (int64_t r = 0; r < rows; r += height)
         for (int64_t c = 0; c < cols; c += width)
-            one_block(&a->x, codes, transposed, r, min_i64(height, rows - r), c, min_i64(width, cols - c),
+            one_block(a, codes, transposed, r, min_i64(height, rows - r), c, min_i64(width, cols - c),
                       scale + f8_scale_at(codes, a->block, a->square, r, c));
 }
 

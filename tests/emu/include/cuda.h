@@ -25,5 +25,6 @@ typedef struct CUtensorMap_st {
     uint32_t box[4];
     uint16_t rank, type, swizzle, unused;
 } __attribute__((aligned(64))) CUtensorMap;
+#define CU_TENSOR_MAP_DATA_TYPE_UINT8 ((CUtensorMapDataType)2)
 
 #endif
