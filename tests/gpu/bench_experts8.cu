@@ -51,7 +51,7 @@ static void *room(struct bench *b, int64_t bytes)
     if (b->n == countof(b->all))
         exit(1);
     CHECK(cudaMalloc(&p, (size_t)bytes + 1024));
-    CHECK(cudaMemset(p, 0xff, (size_t)bytes));
+    CHECK(cudaMemsetAsync(p, 0xff, (size_t)bytes, stream_of(&b->lane)));
     return b->all[b->n++] = p;
 }
 static int fill_on(struct bench *b, void *p, enum dtype t, int64_t n, double scale, double mean)

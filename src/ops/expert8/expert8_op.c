@@ -245,27 +245,29 @@ static void down_cost(const struct op_call *c, struct op_cost *out)
                                      2 * (double)tensor_bytes(&a->pre) + (double)tensor_bytes(&a->y)};
 }
 
-/* tailed: said of samples with rows past offset[E], whose y depends on pre there. */
-#define SAMPLES(tailed)                                                                                                \
+/* tailed: said of samples with rows past offset[E], whose y depends on pre there; alone: of those without a bias. */
+#define SAMPLES(tailed, alone)                                                                                         \
     {"rows=11"}, {"rows=0"}, {"rows=30 experts=7 tail=6 clamp=1.5 block=32 square=0" tailed},                          \
-        {"rows=20 experts=5 kind=1 no_bias=1"}, {"rows=24 no_bias=1 no_prob=1 kind=2 clamp=2 shift=1 alpha=1.3"},      \
+        {"rows=20 experts=5 kind=1" alone}, {"rows=24 no_prob=1 kind=2 clamp=2 shift=1 alpha=1.3" alone},              \
         {"rows=40 f=24 interleave=8 block=0 square=0"}, /* sizes of the fast kernel from here */                       \
         {"rows=144 experts=1 in=128 f=128"}, {"rows=272 experts=5 in=128 f=128 tail=9" tailed},                        \
-        {"rows=192 experts=4 in=128 f=384 no_bias=1 kind=5"},                                                          \
-        {"rows=144 experts=3 in=256 f=128 kind=2 clamp=2 shift=1 no_bias=1"},                                          \
+        {"rows=192 experts=4 in=128 f=384 kind=5" alone},                                                              \
+        {"rows=144 experts=3 in=256 f=128 kind=2 clamp=2 shift=1" alone},                                              \
         {"rows=48 experts=3 in=128 f=128 tail=48" tailed},                                                             \
     {                                                                                                                  \
         "rows=1104 experts=9 in=1152 f=640 tail=16 gpu=1" tailed                                                       \
     }
-static const struct op_sample up_samples[] = {SAMPLES("")};
-static const struct op_sample down_samples[] = {SAMPLES(" no_y=1"),
-                                                {"rows=80 experts=2 in=256 f=384 e5m2=1"},
-                                                {"rows=160 experts=3 in=128 f=256 block=0 square=0"}};
+static const struct op_sample up_samples[] = {SAMPLES("", " no_bias=1")};
+static const struct op_sample down_samples[] = {
+    SAMPLES(" no_y=1", ""),
+    {"rows=80 experts=2 in=256 f=384 e5m2=1"},
+    {"rows=160 experts=3 in=128 f=256 block=0 square=0"},
+};
 static const struct op_sample bench[] = {
-    {"rows=2048 in=256 f=256 experts=4 no_bias=1"},
-    {"rows=131072 in=2048 f=1024 experts=64 no_bias=1 gpu=1"},
-    {"rows=131072 in=2048 f=768 experts=128 no_bias=1 gpu=1"},
-    {"rows=32768 in=7168 f=2048 experts=4 no_bias=1 gpu=1"},
+    {"rows=2048 in=256 f=256 experts=4"},
+    {"rows=131072 in=2048 f=1024 experts=64 gpu=1"},
+    {"rows=131072 in=2048 f=768 experts=128 gpu=1"},
+    {"rows=32768 in=7168 f=2048 experts=4 gpu=1"},
 };
 
 #define RULE_ATTRS(op)                                                                                                 \
