@@ -54,7 +54,8 @@ def _pre(x, fn, base, scale, norm_weight, iters, profile, root_eps, norm_eps):
     x, fn, base, scale, norm_weight = dense(x), dense(fn), dense(base), dense(scale), dense(norm_weight)
     h = x.new_empty(lead + [c])
     coef = x.new_empty(lead + [logits], dtype=wide)
-    stat = x.new_empty([rows, logits + 2], dtype=wide)
+    # without a norm its last column is not written
+    stat = (x.new_zeros if norm_weight is None else x.new_empty)([rows, logits + 2], dtype=wide)
     CALLERS["mhc_pre"](
         x,
         (x, fn, base, scale, norm_weight, h, coef, stat),
