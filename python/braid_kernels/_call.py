@@ -32,7 +32,7 @@ def wide_of(dtype):
 
 
 class _Plan:
-    __slots__ = ("template", "slots", "work_slot", "work_bytes")
+    __slots__ = ("template", "slots", "work_slot", "work_bytes", "raw")
 
     def __init__(self, library, op, handle, tensors, options):
         metas = []
@@ -47,6 +47,7 @@ class _Plan:
         self.template = op.pack(metas, options)
         self.slots = tuple(1 + WORK_STEP * i for i, t in enumerate(tensors) if t is not None)
         self.work_slot = (op.bytes - 16) // 8
+        self.raw = ctypes.c_char * op.bytes
         need, text = ctypes.c_int64(), library.errors()
         buffer = ctypes.create_string_buffer(self.template, op.bytes)
         library.check(op.work(handle, buffer, ctypes.byref(need), text, len(text)), text)
@@ -80,7 +81,7 @@ class Caller:
             words[slot] = address
             bits |= address
         work_bytes = plan.work_bytes
-        raw = (ctypes.c_char * len(buffer)).from_buffer(buffer)
+        raw = plan.raw.from_buffer(buffer)
         text = library.errors()
         if bits & 15:  # other kernels, which may need more scratch
             need = ctypes.c_int64()
