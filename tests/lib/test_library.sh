@@ -61,6 +61,21 @@ elif nm "$lib" 2>/dev/null | grep -q cuda_describe; then
     mkdir "$dir/stub" && "${CC:-gcc}" -shared -fPIC -o "$dir/stub/libcuda.so.1" "$dir/driver.c"
     ok "a driver that is too old is named" opening_says "$dir/stub" 'driver is too old: it knows CUDA 11.4'
     [ -e /dev/nvidia0 ] || ok "a driver that is missing is named" opening_says "$dir" 'no NVIDIA driver'
+    python_says() {
+        BRAIDK_LIB=$(realpath "$lib") LD_LIBRARY_PATH=$dir/stub python3 - <<'P'
+import importlib.util
+spec = importlib.util.spec_from_file_location("braidk_lib", "python/braid_kernels/_lib.py")
+m = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(m)
+try:
+    m.library().open(0)
+except m.BraidUnsupported as e:
+    assert "driver is too old" in str(e), str(e)
+else:
+    raise SystemExit("GPU 0 was opened")
+P
+    }
+    if command -v python3 >/dev/null; then ok "and is an exception of Python" python_says; fi
 else
     ok "a build without CUDA says so" opening_says "$dir" 'built without CUDA'
 fi
