@@ -228,7 +228,7 @@ $(B)/braid: $(call libs_for,cmd)
 # The version script leaves only braidk_* visible, and with that the linker binds all other references inside the library. OpenBLAS
 # is linked statically where there is an archive: then the library needs nothing but libc, libm, libpthread and libgomp.
 LIB_BLAS := $(firstword $(wildcard $(addsuffix /libopenblas.a,$(shell $(PKG) --variable=libdir openblas 2>/dev/null) /usr/lib/x86_64-linux-gnu/openblas-openmp)))
-LIB_STRIP := $(if $(SAN)$(V),,-Wl,--strip-debug)
+LIB_STRIP := $(if $(V),,-Wl,--strip-debug)
 .PHONY: lib
 lib: $(B)/libbraidk.so $(B)/lib_example_cpu $(if $(filter yes,$(CUDA)),$(B)/lib_example_gpu)
 $(B)/libbraidk.so: $(call libs_for,lib) src/lib/braidk.map
@@ -258,7 +258,7 @@ endef
 $(foreach t,$(TEST_SRC),$(eval $(call test_rules,$(t))))
 
 TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
-tests: $(TEST_BIN) lib
+tests: $(TEST_BIN) $(if $(SAN),,lib)
 test: $(B)/braid tests
 	@tests/run $(B)
 define test_folder_rules

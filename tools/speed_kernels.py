@@ -86,18 +86,17 @@ class MoE(nn.Module):
         with torch.autocast("cuda", enabled=False):
             score = F.linear(t.float(), self.router.weight).softmax(-1)
         p, i = score.topk(self.topk, -1)
+        if self.braid:
+            import braid_kernels as bk
+
+            return bk.moe_mlp(t, i, p, self.w1, self.w2).view_as(x)
         flat = i.reshape(-1)
         order = flat.argsort(stable=True)
         token, p = order // self.topk, p.reshape(-1)[order]
         ends = torch.bincount(flat, minlength=self.n).cumsum(0).to(torch.int32)
-        if self.braid:
-            import braid_kernels as bk
-
-            y = bk.expert_mlp(t[token], self.w1, self.w2, F.pad(ends, (1, 0)), p)
-        else:
-            gm = getattr(F, "grouped_mm", None) or torch._grouped_mm
-            gate, up = gm(t[token], self.w1.to(BF16), offs=ends).chunk(2, -1)
-            y = gm((F.silu(gate.float()) * up.float() * p.unsqueeze(-1)).to(BF16), self.w2.to(BF16), offs=ends)
+        gm = getattr(F, "grouped_mm", None) or torch._grouped_mm
+        gate, up = gm(t[token], self.w1.to(BF16), offs=ends).chunk(2, -1)
+        y = gm((F.silu(gate.float()) * up.float() * p.unsqueeze(-1)).to(BF16), self.w2.to(BF16), offs=ends)
         return torch.zeros_like(t).index_add_(0, token, y).view_as(x)
 
 

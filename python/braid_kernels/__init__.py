@@ -4,7 +4,7 @@ Importing this loads torch, not the library; that happens at the first call. lib
 """
 
 from ._lib import BraidError, BraidUnsupported, BraidValueError, library
-from .experts import expert_mlp, offsets_of_ends, router_topk
+from .experts import expert_mlp, moe_mlp, offsets_of_ends, router_topk
 from .loss import cross_entropy
 from .mhc import (
     join_coef,
@@ -36,6 +36,7 @@ __all__ = [
     "mhc_pre",
     "mhc_pre_coef",
     "mhc_supported",
+    "moe_mlp",
     "offsets_of_ends",
     "router_topk",
     "split_coef",

@@ -32,7 +32,7 @@ def wide_of(dtype):
 
 
 class _Plan:
-    __slots__ = ("template", "slots", "work_slot", "work_bytes")
+    __slots__ = ("template", "slots", "work_slot", "work_bytes", "raw")
 
     def __init__(self, library, op, handle, tensors, options):
         metas = []
@@ -47,6 +47,7 @@ class _Plan:
         self.template = op.pack(metas, options)
         self.slots = tuple(1 + WORK_STEP * i for i, t in enumerate(tensors) if t is not None)
         self.work_slot = (op.bytes - 16) // 8
+        self.raw = ctypes.c_char * op.bytes
         need, text = ctypes.c_int64(), library.errors()
         buffer = ctypes.create_string_buffer(self.template, op.bytes)
         library.check(op.work(handle, buffer, ctypes.byref(need), text, len(text)), text)
@@ -54,34 +55,33 @@ class _Plan:
 
 
 class Caller:
-    """An op of the library for tensors. shapes: 2-D views of the tensors' shapes are what the library sees, where flat says so."""
+    """An op of the library, called with tensors."""
 
     def __init__(self, name):
         self.name = name
         self.plans = {}
 
     def __call__(self, like, tensors, shapes, options):
-        """tensors in the order of the library, None: absent; all contiguous, on one device. shapes: what the library is to see."""
+        """tensors in the order of the library, None: absent; all contiguous, on one device. shapes: what the library is to see, a tuple with
+        None for what is absent."""
         library = _lib.library()
         op = library.ops[self.name]
         index = like.get_device()  # -1: the CPU, which is HOST
         handle = library.handles.get(index) or library.open(index)
         given = [t for t in tensors if t is not None]
-        key = (index, options, tuple(shapes), tuple([None if t is None else t.dtype for t in tensors]))
+        key = (index, options, shapes, tuple([t.dtype for t in given]), tuple([t.get_device() for t in given]))
         plan = self.plans.get(key)
         if plan is None:
             plan = self._plan(library, op, handle, tensors, shapes, options, key)
-        elif any([t.get_device() != index for t in given]):
-            self._same_device(op, tensors, index)
-        addresses = [t.data_ptr() for t in given]
         buffer = bytearray(plan.template)
         words = memoryview(buffer).cast("Q")
         bits = 0
-        for slot, address in zip(plan.slots, addresses):
+        for slot, t in zip(plan.slots, given):
+            address = t.data_ptr()
             words[slot] = address
             bits |= address
         work_bytes = plan.work_bytes
-        raw = (ctypes.c_char * len(buffer)).from_buffer(buffer)
+        raw = plan.raw.from_buffer(buffer)
         text = library.errors()
         if bits & 15:  # other kernels, which may need more scratch
             need = ctypes.c_int64()

@@ -31,6 +31,8 @@ OPS = {
     ),
     "expert_mlp": ("x w13 w2 offsets prob z pre", ACT),
     "expert_mlp_bwd": ("dz x w13 w2 offsets prob pre dx dw13 dw2 dprob", ACT),
+    "moe_mlp": ("x idx probs w13 w2 z offsets row src pre", ACT),
+    "moe_mlp_bwd": ("dz x probs w13 w2 offsets row src pre dx dprobs dw13 dw2", ACT),
     "ssd": ("x dt A_log dt_bias D B C doc_start y states", CHUNK),
     "ssd_bwd": ("dy x dt A_log dt_bias D B C doc_start states dx ddt dA_log ddt_bias dD dB dC", CHUNK),
     "gated_delta_rule": ("q k v alpha beta A_log dt_bias doc_start o states", CHUNK),

@@ -2,7 +2,8 @@
 
     python -m braid_kernels.bench [--rows 16384] [--channels 2048] [--no-compile]
 
-Medians of CUDA events. "host" is what a call costs the processor, with autograd: time until it returns, nothing waited for."""
+Times on the GPU: medians over replays of a CUDA graph that captured the call. "host" is what a call costs the processor until it returns,
+of calls one behind the other."""
 
 import argparse
 import time
@@ -14,29 +15,35 @@ from . import cross_entropy, expert_mlp, gated_delta_rule, library, mhc_boundary
 
 
 def timed(f, runs=20):
-    for _ in range(3):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            f()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         f()
+    graph.replay()
     times = []
     for _ in range(runs):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        f()
+        graph.replay()
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3)
     return sorted(times)[runs // 2]
 
 
-def host(f, runs=200):
-    for _ in range(10):
-        f()
-    torch.cuda.synchronize()
+def host(f, runs=20, calls=20):
+    """Median over runs of the time for a call, of several enqueued one behind the other."""
     times = []
     for _ in range(runs):
-        begin = time.perf_counter()
-        f()
-        times.append(time.perf_counter() - begin)
         torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            f()
+        times.append((time.perf_counter() - begin) / calls)
     return sorted(times)[runs // 2] * 1e6
 
 

@@ -1,6 +1,7 @@
 """The MLPs of a mixture of experts, and its router.
 
     z = expert_mlp(x, w13, w2, offsets, prob)          (prob * swiglu(x w13_e^T)) w2_e^T for the rows of each expert
+    z = moe_mlp(x, idx, probs, w13, w2)                the same from tokens and back: sorting by expert and adding up are inside
     probs, idx = router_topk(logits, k)
 
 x [R, in]; w13 [E, 2f, in] (gate rows, then up rows), w2 [E, out, f]; rows of expert e are [offsets[e], offsets[e + 1]): offsets int32
@@ -125,6 +126,96 @@ def expert_mlp(x, w13, w2, offsets, prob=None, *, act="swiglu", glu_interleave=0
     return expert_op(
         x, w13, w2, offsets, prob, _ACTS[act], glu_interleave, float(clamp), float(alpha) if quick else 0.0, float(offset) if quick else 0.0
     )[0]
+
+
+# ---- from tokens and back --------------------------------------------------------------------------------------------------------
+
+
+def _moe_outputs(x, idx, w13, w2):
+    t, k = idx.shape
+    return (
+        x.new_empty([t, w2.shape[1]]),
+        idx.new_empty([w2.shape[0] + 1]),
+        idx.new_empty([t, k]),
+        idx.new_empty([t * k]),
+        x.new_empty([t * k, w13.shape[1]]),
+    )
+
+
+def _moe(x, idx, probs, w13, w2, act, interleave, clamp, alpha, offset):
+    x, idx, probs, w13, w2 = dense(x), dense(idx), dense(probs), dense(w13), dense(w2)
+    low13, low2 = _narrow(x, w13), _narrow(x, w2)
+    outs = _moe_outputs(x, idx, w13, w2)
+    ins = (x, idx, probs, low13 if low13.numel() else w13, low2 if low2.numel() else w2)
+    CALLERS["moe_mlp"](x, ins + outs, tuple([t.shape for t in ins + outs]), (act, interleave, clamp, alpha, offset))
+    return (*outs, low13, low2)
+
+
+def _moe_fake(x, idx, probs, w13, w2, act, interleave, clamp, alpha, offset):
+    return (
+        *_moe_outputs(x, idx, w13, w2),
+        w13.new_empty([0] if w13.dtype == x.dtype else w13.shape, dtype=x.dtype),
+        w2.new_empty([0] if w2.dtype == x.dtype else w2.shape, dtype=x.dtype),
+    )
+
+
+def _moe_bwd(dz, x, probs, w13, w2, offsets, row, src, pre, act, interleave, clamp, alpha, offset):
+    ins = tuple([dense(t) for t in (dz, x, probs, w13, w2, offsets, row, src, pre)])
+    outs = _moe_bwd_fake(*ins, act, interleave, clamp, alpha, offset)
+    CALLERS["moe_mlp_bwd"](x, ins + outs, tuple([t.shape for t in ins + outs]), (act, interleave, clamp, alpha, offset))
+    return outs
+
+
+def _moe_bwd_fake(dz, x, probs, w13, w2, offsets, row, src, pre, act, interleave, clamp, alpha, offset):
+    wide = wide_of(x.dtype)
+    return x.new_empty(x.shape), probs.new_empty(probs.shape), w13.new_empty(w13.shape, dtype=wide), w2.new_empty(w2.shape, dtype=wide)
+
+
+moe_op = define(
+    "moe_mlp",
+    f"(Tensor x, Tensor idx, Tensor probs, Tensor w13, Tensor w2, {_ACT}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _moe,
+    _moe_fake,
+)
+moe_bwd_op = define(
+    "moe_mlp_bwd",
+    f"(Tensor dz, Tensor x, Tensor probs, Tensor w13, Tensor w2, Tensor offsets, Tensor row, Tensor src, Tensor pre, {_ACT}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _moe_bwd,
+    _moe_bwd_fake,
+)
+
+
+def _moe_setup(ctx, inputs, output):
+    x, idx, probs, w13, w2 = inputs[:5]
+    z, offsets, row, src, pre, low13, low2 = output
+    ctx.mark_non_differentiable(offsets, row, src, pre, low13, low2)
+    ctx.set_materialize_grads(False)
+    ctx.types = (w13.dtype, w2.dtype)
+    ctx.save_for_backward(x, probs, low13 if w13.dtype != x.dtype else w13, low2 if w2.dtype != x.dtype else w2, offsets, row, src, pre)
+    ctx.act = inputs[5:]
+
+
+def _moe_backward(ctx, dz, *unused):
+    if dz is None:
+        return (None,) * 10
+    dx, dprobs, dw13, dw2 = moe_bwd_op(dz, *ctx.saved_tensors, *ctx.act)
+    return (dx, None, dprobs, dw13.to(ctx.types[0]), dw2.to(ctx.types[1])) + (None,) * 5
+
+
+moe_op.differentiate(_moe_setup, _moe_backward)
+
+
+def moe_mlp(x, idx, probs, w13, w2, *, act="swiglu", glu_interleave=0, clamp=0.0, alpha=1.702, offset=0.0):
+    """z [T, out]: the sum over the k experts idx [T, k] of each token of x [T, in], weighted by probs [T, k]; negative idx: dropped. Tokens are
+    sorted by expert inside. Weights and activations as in expert_mlp."""
+    if act not in _ACTS:
+        raise _lib.BraidValueError(f"moe_mlp: argument act is {act!r}, expected one of {', '.join(_ACTS)}")
+    quick = act.startswith("quick")
+    return moe_op(
+        x, idx.to(torch.int32), probs.to(wide_of(x.dtype)), w13, w2,
+        _ACTS[act], glu_interleave, float(clamp), float(alpha) if quick else 0.0, float(offset) if quick else 0.0,
+    )[0]  # fmt: skip
 
 
 # ---- router ----------------------------------------------------------------------------------------------------------------------

@@ -54,7 +54,8 @@ def _pre(x, fn, base, scale, norm_weight, iters, profile, root_eps, norm_eps):
     x, fn, base, scale, norm_weight = dense(x), dense(fn), dense(base), dense(scale), dense(norm_weight)
     h = x.new_empty(lead + [c])
     coef = x.new_empty(lead + [logits], dtype=wide)
-    stat = x.new_empty([rows, logits + 2], dtype=wide)
+    # without a norm its last column is not written
+    stat = (x.new_zeros if norm_weight is None else x.new_empty)([rows, logits + 2], dtype=wide)
     CALLERS["mhc_pre"](
         x,
         (x, fn, base, scale, norm_weight, h, coef, stat),
@@ -218,12 +219,10 @@ post_op.differentiate(_post_setup, _post_backward)
 def _boundary(x, f, coef_in, bias, fn, base, scale, norm_weight, iters, profile, root_eps, norm_eps):
     _check_streams("mhc_boundary", x)
     rows, n, c, k, logits = _sizes(x)
-    lead, wide = list(x.shape[:-2]), wide_of(x.dtype)
+    wide = wide_of(x.dtype)
     x, f, coef_in, bias = dense(x), dense(f), dense(coef_in), dense(bias)
     fn, base, scale, norm_weight = dense(fn), dense(base), dense(scale), dense(norm_weight)
-    y = torch.empty_like(x)
-    h = x.new_empty(lead + [c])
-    coef = x.new_empty(lead + [logits], dtype=wide)
+    y, h, coef = torch.empty_like(x), torch.empty_like(f), torch.empty_like(coef_in)  # wrong shapes are refused by the names of the inputs
     stat = x.new_empty([rows, logits + 2], dtype=wide)
     CALLERS["mhc_boundary"](
         x,
@@ -236,9 +235,9 @@ def _boundary(x, f, coef_in, bias, fn, base, scale, norm_weight, iters, profile,
 
 
 def _boundary_fake(x, f, coef_in, bias, fn, base, scale, norm_weight, iters, profile, root_eps, norm_eps):
-    return (torch.empty_like(x, memory_format=torch.contiguous_format),) + _pre_fake(
-        x, fn, base, scale, norm_weight, iters, profile, root_eps, norm_eps
-    )
+    rows, n, c, k, logits = _sizes(x)
+    likes = tuple([torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, f, coef_in)])
+    return (*likes, x.new_empty([rows, logits + 2], dtype=wide_of(x.dtype)))
 
 
 def _boundary_bwd(dy, dh, dcoef, x, f, coef_in, bias, fn, base, scale, norm_weight, y, coef, stat, iters, profile, root_eps, norm_eps):

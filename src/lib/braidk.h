@@ -189,6 +189,26 @@ struct braidk_expert_mlp_bwd_args {
     struct braidk_work work;
 };
 
+/* The same from tokens and back: x [T, in]; idx I32 [T, k] and probs [T, k] wide, the experts of each token (negative:
+ * dropped) and their weights. z [T, out] = sum over j of probs * expert idx[t][j]. Rows are sorted by expert inside;
+ * offsets I32 [E + 1], row I32 [T, k], src I32 [T k] and pre [T k, 2f] real are what the backward pass needs. Two runs
+ * give the same bits: nothing is added atomically. */
+struct braidk_moe_mlp_args {
+    size_t size;
+    struct braidk_tensor x, idx, probs, w13, w2;
+    struct braidk_tensor z, offsets, row, src, pre; /* out */
+    struct braidk_act act;
+    struct braidk_work work;
+};
+struct braidk_moe_mlp_bwd_args {
+    size_t size;
+    struct braidk_tensor dz;
+    struct braidk_tensor x, probs, w13, w2, offsets, row, src, pre;
+    struct braidk_tensor dx, dprobs, dw13, dw2; /* dw13 and dw2 wide */
+    struct braidk_act act;
+    struct braidk_work work;
+};
+
 /* ---- scans --------------------------------------------------------------------------------------
  * ssd, the core of Mamba-2: with delta = softplus(dt + dt_bias) and A = -exp(A_log), in order of t,
  *     S_t = exp(delta A) S_(t-1) + delta B_t x_t^T,   y_t = S_t^T C_t + D x_t
@@ -281,6 +301,8 @@ struct braidk_cross_entropy_args {
     OP(mhc_boundary_bwd)                                                                                               \
     OP(expert_mlp)                                                                                                     \
     OP(expert_mlp_bwd)                                                                                                 \
+    OP(moe_mlp)                                                                                                        \
+    OP(moe_mlp_bwd)                                                                                                    \
     OP(ssd)                                                                                                            \
     OP(ssd_bwd)                                                                                                        \
     OP(gated_delta_rule)                                                                                               \

@@ -1,8 +1,11 @@
-/* The MLPs of experts, up with its activation and down, as calls of ops/expert and ops/gmm. */
+/* The MLPs of experts, up with its activation and down, as calls of ops/expert and ops/gmm; with the way from tokens to
+ * rows of experts and back, by ops/moeplan and ops/permute. */
 #include "lib/lib_int.h"
 
 #include "ops/expert/expert.h"
 #include "ops/gmm/gmm.h"
+#include "ops/moeplan/moeplan.h"
+#include "ops/permute/permute.h"
 
 struct sizes {
     int64_t rows, in, f, up, out, experts; /* up: 2f with a gate, else f */
@@ -109,5 +112,102 @@ int lib_expert_mlp_bwd(struct call *c, const struct braidk_expert_mlp_bwd_args *
         RUN_PLAIN(c, gmm_bwd, &second);
     if (dx.rank > 0 || dw13.rank > 0)
         RUN_PLAIN(c, gmm_bwd, &first);
+    return ST_OK;
+}
+
+/* ---- from tokens and back -------------------------------------------------------------------- */
+
+/* Tokens, choices of each, rows of experts. */
+struct routes {
+    int64_t tokens, k, rows;
+};
+
+static int routes_of(struct call *c, const struct braidk_tensor *probs, const struct sizes *s, struct routes *r)
+{
+    if (probs->rank != 2 || probs->shape[0] != s->rows || probs->shape[1] < 1 || probs->shape[1] > PERMUTE_MAX_K)
+        return invalid(c, "argument probs must be [tokens, choices] with %lld tokens and 1 to %d choices",
+                       (long long)s->rows, PERMUTE_MAX_K);
+    *r = (struct routes){probs->shape[0], probs->shape[1], probs->shape[0] * probs->shape[1]};
+    return ST_OK;
+}
+
+int lib_moe_mlp(struct call *c, const struct braidk_moe_mlp_args *a)
+{
+    struct sizes s;
+    struct routes n = {0};
+    struct act_rule rule;
+    struct tensor x, idx, probs, w13, w2, z, offsets, row, src, pre;
+    TRY(sizes_of(c, &a->act, &a->x, &a->w13, &a->w2, &rule, &s));
+    TRY(routes_of(c, &a->probs, &s, &n));
+    TAKE(c, a, x, real_of(c), n.tokens, s.in);
+    TAKE(c, a, idx, DT_I32, n.tokens, n.k);
+    TAKE(c, a, probs, wide_type(c), n.tokens, n.k);
+    TAKE(c, a, w13, real_of(c), s.experts, s.up, s.in);
+    TAKE(c, a, w2, real_of(c), s.experts, s.out, s.f);
+    TAKE(c, a, z, real_of(c), n.tokens, s.out);
+    TAKE(c, a, offsets, DT_I32, s.experts + 1);
+    TAKE(c, a, row, DT_I32, n.tokens, n.k);
+    TAKE(c, a, src, DT_I32, n.rows);
+    TAKE(c, a, pre, real_of(c), n.rows, s.up);
+    struct tensor xs = PART(c, real_of(c), n.rows, s.in), prob = PART(c, wide_type(c), n.rows),
+                  y = PART(c, real_of(c), n.rows, s.f), zs = PART(c, real_of(c), n.rows, s.out);
+    struct moeplan_args plan = {.idx = idx, .offset = offsets, .row = row, .src = src};
+    struct permute_args sort = {.x = x, .src = src, .row = row, .prob = probs, .y = xs, .yprob = prob, .k = n.k};
+    struct expert_up_args up = {.x = xs, .w = w13, .prob = prob, .offset = offsets, .pre = pre, .y = y, .rule = rule};
+    struct gmm_fwd_args down = {.x = y, .w = w2, .offset = offsets, .y = zs};
+    struct unpermute_args back = {.x = zs, .row = row, .y = z};
+    RUN(c, moeplan, &plan);
+    RUN_PLAIN(c, permute, &sort);
+    RUN_PLAIN(c, expert_up, &up);
+    RUN_PLAIN(c, gmm_fwd, &down);
+    RUN_PLAIN(c, unpermute, &back);
+    return ST_OK;
+}
+
+int lib_moe_mlp_bwd(struct call *c, const struct braidk_moe_mlp_bwd_args *a)
+{
+    struct sizes s;
+    struct routes n = {0};
+    struct act_rule rule;
+    struct tensor dz, x, probs, w13, w2, offsets, row, src, pre, dx, dprobs, dw13, dw2;
+    TRY(sizes_of(c, &a->act, &a->x, &a->w13, &a->w2, &rule, &s));
+    TRY(routes_of(c, &a->probs, &s, &n));
+    TAKE(c, a, dz, real_of(c), n.tokens, s.out);
+    TAKE(c, a, x, real_of(c), n.tokens, s.in);
+    TAKE(c, a, probs, wide_type(c), n.tokens, n.k);
+    TAKE(c, a, w13, real_of(c), s.experts, s.up, s.in);
+    TAKE(c, a, w2, real_of(c), s.experts, s.out, s.f);
+    TAKE(c, a, offsets, DT_I32, s.experts + 1);
+    TAKE(c, a, row, DT_I32, n.tokens, n.k);
+    TAKE(c, a, src, DT_I32, n.rows);
+    TAKE(c, a, pre, real_of(c), n.rows, s.up);
+    TAKE(c, a, dx, real_of(c), n.tokens, s.in);
+    TAKE(c, a, dprobs, wide_type(c), n.tokens, n.k);
+    TAKE(c, a, dw13, wide_type(c), s.experts, s.up, s.in);
+    TAKE(c, a, dw2, wide_type(c), s.experts, s.out, s.f);
+    struct tensor xs = PART(c, real_of(c), n.rows, s.in), prob = PART(c, wide_type(c), n.rows),
+                  dprob = PART(c, wide_type(c), n.rows), y = PART(c, real_of(c), n.rows, s.f),
+                  dzs = PART(c, real_of(c), n.rows, s.out), dpre = PART(c, real_of(c), n.rows, s.up),
+                  dxs = PART(c, real_of(c), n.rows, s.in);
+    struct permute_args again = {.x = x, .src = src, .row = row, .prob = probs, .y = xs, .yprob = prob, .k = n.k};
+    struct permute_args sort = {.x = dz, .src = src, .row = row, .y = dzs, .k = n.k};
+    struct expert_down_bwd_args down = {.dz = dzs,
+                                        .w = w2,
+                                        .pre = pre,
+                                        .prob = prob,
+                                        .offset = offsets,
+                                        .dpre = dpre,
+                                        .y = y,
+                                        .dprob = dprob,
+                                        .rule = rule};
+    struct gmm_bwd_args second = {.dy = dzs, .x = y, .offset = offsets, .dw = dw2};
+    struct gmm_bwd_args first = {.dy = dpre, .x = xs, .w = w13, .offset = offsets, .dx = dxs, .dw = dw13};
+    struct unpermute_args back = {.x = dxs, .row = row, .xprob = dprob, .y = dx, .yprob = dprobs};
+    RUN_PLAIN(c, permute, &sort);
+    RUN_PLAIN(c, permute, &again);
+    RUN(c, expert_down_bwd, &down);
+    RUN_PLAIN(c, gmm_bwd, &second);
+    RUN_PLAIN(c, gmm_bwd, &first);
+    RUN_PLAIN(c, unpermute, &back);
     return ST_OK;
 }

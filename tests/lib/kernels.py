@@ -46,11 +46,11 @@ def params(c, dtype=torch.float64):
 # ---- eager forms -----------------------------------------------------------------------------------------------------------------
 
 
-def eager_pre(x, fn, base, scale, weight=None, iters=20, norm_eps=1e-6, inside=True, profile="d", eps=1e-6):
+def eager_pre(x, fn, base, scale, weight=None, iters=20, norm_eps=1e-6, inside=True, profile="d", eps=1e-6, root_eps=None):
     n = x.shape[-2]
     flat = x.flatten(-2).to(fn.dtype)
     square = flat.square().mean(-1, keepdim=True)
-    root = (square + norm_eps).sqrt() if inside else square.sqrt() + eps
+    root = (square + (norm_eps if root_eps is None else root_eps)).sqrt() if inside else square.sqrt() + eps
     z = F.linear(flat, fn) / root * scale.repeat_interleave(torch.tensor([n, n, n * n], device=x.device)) + base
     pre = z[..., :n].sigmoid() + (eps if profile == "d" else 0)
     post = 2 * z[..., n : 2 * n].sigmoid()
@@ -179,6 +179,18 @@ def boundary_equals_eager_in_both_profiles_and_epsilon_forms():
 
 
 @test
+def a_large_epsilon_inside_the_root_shows_on_every_path():
+    for real, wide, tolerance in TYPES:
+        for c in (256, 24, 4352) if CUDA else (24,):
+            rule = dict(norm_eps=1e-5, root_eps=1.0)
+            inputs = boundary_inputs((9,), c, real, wide)
+            compare(lambda *a: bk.mhc_boundary(*a, **rule), lambda *a: eager_boundary(*a, **rule), inputs, tolerance)
+            x, params = inputs[0], inputs[4:]
+            compare(lambda *a: bk.mhc_pre(*a, **rule), lambda *a: eager_pre(*a, **rule), [x, *params], tolerance)
+            compare(lambda *a: bk.mhc_pre(*a, **rule), lambda *a: eager_pre(*a, **rule), [x, *params[:3]], tolerance)
+
+
+@test
 def pre_and_post_equal_eager_with_a_norm_and_without():
     for real, wide, tolerance in TYPES:
         x, f, post, comb, fn, base, scale, weight = boundary_inputs((3, 2), 64, real, wide)
@@ -234,6 +246,28 @@ def experts_equal_eager():
         prob = torch.rand(40).to(wide).to(DEVICE).requires_grad_()
         compare(bk.expert_mlp, eager_expert, [x, w13, w2, offsets, prob], tolerance)
         assert torch.equal(bk.offsets_of_ends(offsets[1:].long()), offsets)
+
+
+def eager_moe(x, idx, probs, w13, w2):
+    out = []
+    for t in range(x.shape[0]):
+        row = x.new_zeros(w2.shape[1])
+        for j, e in enumerate(idx[t].tolist()):
+            if e >= 0:
+                g, u = (w13[e] @ x[t]).chunk(2)
+                row = row + w2[e] @ (F.silu(g) * u * probs[t, j])
+        out.append(row)
+    return torch.stack(out)
+
+
+@test
+def experts_from_tokens_and_back_equal_eager():
+    for real, wide, tolerance in TYPES:
+        x, w13, w2 = rand(19, 32, dtype=real), rand(5, 32, 32, dtype=real, by=0.2), rand(5, 24, 16, dtype=real, by=0.2)
+        idx = torch.stack([torch.randperm(5)[:2] for _ in range(19)]).int()
+        idx[3, 1] = -1
+        probs = torch.rand(19, 2).to(wide).to(DEVICE).requires_grad_()
+        compare(bk.moe_mlp, eager_moe, [x, idx.to(DEVICE), probs, w13, w2], tolerance)
 
 
 @test
@@ -342,6 +376,8 @@ def samples():
     yield mhc.boundary_op.op, (x, f, coef, None, fn, base, scale, weight, *rule)
     offsets = torch.tensor([0, 5, 9], dtype=torch.int32, device=DEVICE)
     yield experts.expert_op.op, (rand(9, 16, dtype=t), rand(2, 16, 16, dtype=t), rand(2, 16, 8, dtype=t), offsets, None, 0, 0, 0.0, 0.0, 0.0)
+    idx = torch.tensor([[0, 1], [1, 0], [1, 0]], dtype=torch.int32, device=DEVICE)
+    yield experts.moe_op.op, (rand(3, 16, dtype=t), idx, rand(3, 2, dtype=t), rand(2, 16, 16, dtype=t), rand(2, 16, 8, dtype=t), 0, 0, 0.0, 0.0, 0.0)
     yield experts.router_op.op, (rand(9, 8, dtype=t), None, 2, 0, False, True, 0, 0, 1.0)
     yield scans.ssd_op.op, (
         rand(1, 8, 2, 8, dtype=t), rand(1, 8, 2, dtype=t), rand(2, dtype=t), rand(2, dtype=t), rand(2, dtype=t),
@@ -366,8 +402,6 @@ def two_runs_give_the_same_bits():
     for op, args in samples():
         first, second = op(*args), op(*args)
         first, second = (r if isinstance(r, tuple) else (r,) for r in (first, second))
-        if op is mhc.pre_op.op and args[4] is None:
-            first = first[:2]  # a column of stat is not used without a norm
         assert all(torch.equal(a, b) for a, b in zip(first, second)), str(op)
     real, wide, _ = TYPES[0]
     inputs = boundary_inputs((40,), 512 if CUDA else 32, real, wide)

@@ -269,7 +269,7 @@ static void the_reference_gives_the_golden_values(void **state)
 static void fp32_is_near_the_golden_values(void **state)
 {
     (void)state;
-    all_cases(BRAIDK_F32, 2e-4);
+    all_cases(BRAIDK_F32, 2e-5);
 }
 
 int main(void)

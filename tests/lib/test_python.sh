@@ -2,10 +2,11 @@
 # python/braid_kernels on the CPU, where a python3 has torch (BRAID_PYTHON names another one than that of PATH).
 . "$(dirname "$0")/../cmd/lib.sh"
 cd "$root" || exit 1
-lib=$(realpath "$(dirname "$BRAID")/libbraidk.so")
+build=$(dirname "$BRAID")
+lib=$(realpath "$build/libbraidk.so")
 python=${BRAID_PYTHON:-python3}
 command -v "$python" >/dev/null || { echo "ok skipped: no python3"; finish; }
-if readelf -d "$lib" | grep -qE 'asan|ubsan'; then echo "ok skipped: a library with sanitizers needs a program with them"; finish; fi
+if grep -qE 'SAN=[a-z]' "$build/settings" 2>/dev/null; then echo "ok skipped: a library with sanitizers needs a program with them"; finish; fi
 
 # Without torch: the library loads through ctypes, and the layouts of arguments agree with the header.
 layouts_agree() {
@@ -18,6 +19,27 @@ assert library.open(m.HOST)
 print(library.build, len(library.ops), 'ops')"
 }
 ok "ctypes and braidk.h agree" layouts_agree
+
+# A wheel, made without auditwheel and unpacked: it has its own library, and its list of files with their checksums is right.
+wheel_is_whole() {
+    PATH=/usr/bin:/bin "$python" tools/wheel.py "$lib" "$dir/wheel" && "$python" -m zipfile -e "$dir"/wheel/*.whl "$dir/site" &&
+        env -u BRAIDK_LIB "$python" - "$dir/site" <<'P'
+import base64, hashlib, importlib.util, os, sys
+site = sys.argv[1]
+info = next(n for n in os.listdir(site) if n.endswith(".dist-info"))
+rows = [r.split(",") for r in open(os.path.join(site, info, "RECORD")).read().split()]
+for name, digest, size in rows:
+    data = open(os.path.join(site, name), "rb").read()
+    want = "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    assert name.endswith("RECORD") or (digest == want and int(size) == len(data)), name
+assert sum(len(files) for _, _, files in os.walk(site)) == len(rows)
+spec = importlib.util.spec_from_file_location("braidk_lib", os.path.join(site, "braid_kernels", "_lib.py"))
+m = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(m)
+assert m.library().path.startswith(site)
+P
+}
+ok "a wheel brings its library along" wheel_is_whole
 if ! "$python" -c 'import torch' 2>/dev/null; then
     echo "ok skipped: $python has no torch; BRAID_PYTHON may name one that has"
     finish
