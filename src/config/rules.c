@@ -276,7 +276,7 @@ static bool too_large_to_count(const struct config *c)
 static bool fp8_tokens_odd(const struct config *c)
 {
     return c->gpu.precision == CFG_PRECISION_FP8 && c->run.device == CFG_DEVICE_CUDA &&
-           c->train.micro_batch * c->train.seq % 16 != 0;
+           c->train.micro_batch * (c->train.seq / c->parallel.cp) % 16 != 0;
 }
 static bool min_lr_above_lr(const struct config *c) { return c->train.min_lr > c->train.lr; }
 
@@ -452,9 +452,10 @@ static const struct rule general_rules[] = {
      "a tensor of this model would have more than 2^50 elements",
      {"train.micro_batch", "train.seq", "model.hidden", "model.heads"}},
     {"fp8-tokens", fp8_tokens_odd,
-     "gpu.precision = fp8 on a GPU needs train.micro_batch * train.seq in multiples of 16: tokens are summed over in "
-     "codes",
-     {"gpu.precision", "train.micro_batch", "train.seq"}},
+     "gpu.precision = fp8 on a GPU needs train.micro_batch * train.seq / parallel.cp in multiples of 16: tokens are "
+     "summed "
+     "over in codes",
+     {"gpu.precision", "train.micro_batch", "train.seq", "parallel.cp"}},
     {"min-lr-below-lr", min_lr_above_lr,
      "train.min_lr must not be above train.lr",
      {"train.min_lr", "train.lr"}},

@@ -73,7 +73,7 @@ static int add_run(struct timeline *tl, struct timeline_half *h, int r, const st
                                  .pp_rank = m->pp_rank,
                                  .vpp = m->vpp,
                                  .group = tl->column ? -1 : m->pp_rank * m->edp + m->edp_rank,
-                                 .line = tl->column ? -1 : (m->pp_rank * m->dp + m->dp_rank) * m->tp + m->tp_rank};
+                                 .line = (m->pp_rank * m->dp + m->dp_rank) * m->tp + m->tp_rank};
     cost.first_mb = mb == 0;
     cost.last_mb = mb + p->n_mb >= tl->rank[r].t.n_micro;
     int first = h->sim.rank[r].n;
@@ -238,19 +238,21 @@ static int add_train(struct timeline *tl, int r, struct err *e)
     return ST_OK;
 }
 
-/* Few ranks are all shown; of many, the first of each stage. */
+/* Few ranks are all shown; of many, the first of each stage, and with parallel.cp the ranks that divide its sequences:
+ * they do not have the same work. */
 static int open_ranks(struct timeline *tl, struct err *e)
 {
     enum { FEW = 16 };
     struct rank_place first;
     TRY(place_on_paper(&first, tl->cfg, 0, e));
     tl->column = first.mesh.world > FEW;
-    tl->n = tl->column ? first.mesh.pp : first.mesh.world;
+    int stage = first.mesh.stage, cp = first.mesh.cp;
+    tl->n = tl->column ? first.mesh.pp * cp : first.mesh.world;
     TRY(mem_array((void **)&tl->rank, (size_t)tl->n, sizeof *tl->rank, e));
     TRY(half_open(&tl->train, tl->n, e));
     TRY(half_open(&tl->update, tl->n, e));
     for (int r = 0; r < tl->n; r++)
-        TRY(plan_rank(tl, r, tl->column ? r * first.mesh.stage : r, e));
+        TRY(plan_rank(tl, r, tl->column ? r / cp * stage + r % cp * first.mesh.tp : r, e));
     return ST_OK;
 }
 

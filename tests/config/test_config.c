@@ -250,6 +250,8 @@ static const struct rule_case rule_cases[] = {
     {"wsd-options-need-wsd", {"train.wsd_style", "linear"}},
     {"wsd-fits", {"train.schedule", "wsd", "train.warmup", "900"}},
     {"fp8-tokens", {"gpu.precision", "fp8", "run.device", "cuda", "train.micro_batch", "1", "train.seq", "40"}},
+    {"fp8-tokens",
+     {"gpu.precision", "fp8", "run.device", "cuda", "train.micro_batch", "1", "train.seq", "48", "parallel.cp", "2"}},
     {"eval-needs-data", {"train.eval_every", "10"}},
     {"split-format", {"data.split", "99"}},
     {"split-format", {"data.split", "99,"}},

@@ -231,6 +231,26 @@ static void one_rank_of_each_stage_stands_for_all(void **state)
     close_timeline(&column, &b);
 }
 
+/* Parts of a sequence have different work, so all of them are shown. */
+static void one_rank_of_each_part_stands_for_all(void **state)
+{
+    struct machine m = slow_machine();
+    struct config c;
+    struct timeline tl;
+    (void)state;
+    open_timeline(&tl, &c,
+                  MODEL "model.pattern=*-|M- model.mamba_head_dim=4 parallel.pp=2 parallel.cp=2 parallel.ranks=32 "
+                        "train.global_batch=16",
+                  &m);
+    assert_int_equal(tl.n, 4);
+    for (int r = 0; r < 4; r++) {
+        const struct mesh *at = &tl.rank[r].t.model.mesh;
+        assert_true(at->pp_rank == r / 2 && at->cp_rank == r % 2 && at->dp_rank == 0);
+        assert_true(tl.rank[r].moved[KIND_CONTEXT] > 0);
+    }
+    close_timeline(&tl, &c);
+}
+
 /* ---- cutting --------------------------------------------------------------------------------- */
 
 static void patterns_are_cut_evenly(void **state)
@@ -384,6 +404,7 @@ int main(void)
         cmocka_unit_test(overlap_hides_most_of_what_travels),
         cmocka_unit_test(a_busy_link_slows_computing),
         cmocka_unit_test(one_rank_of_each_stage_stands_for_all),
+        cmocka_unit_test(one_rank_of_each_part_stands_for_all),
         cmocka_unit_test(patterns_are_cut_evenly),
         cmocka_unit_test(pictures_and_traces_are_whole),
         cmocka_unit_test(times_of_nodes_are_measured),
