@@ -25,7 +25,7 @@ for zero in ${LEVELS:-1 2 3}; do
         one "$zero-sync-free" "${z[@]}" "${free[@]}" --plan.sync=on --plan.graphs=off || { failed=1; continue; }
     a=$(value "$zero-link" ms_per_step) b=$(value "$zero-free" ms_per_step) c=$(value "$zero-sync-link" ms_per_step) d=$(value "$zero-sync-free" ms_per_step)
     for run in link free sync-link sync-free; do [ "$(value "$zero-$run" bits)" = "$(value plain bits)" ] || failed=1; done
-    awk "BEGIN { e = $a - $b; w = $c - $d; printf \"%-7s %10s %10s %12.2f %10.2f %8.1f%%  %s\n\", \"$zero\", \"$a\", \"$b\", e, w, w > 0 ? 100 * (1 - e / w) : 0, \"$(value "$zero-link" bits)\" }"
+    awk "BEGIN { e = $a - $b; w = $c - $d; printf \"%-7s %10s %10s %12.2f %10.2f %8.1f%%  %s\n\", \"$zero\", \"$a\", \"$b\", e, w, (w > 0 ? 100 * (1 - e / w) : 0), \"$(value "$zero-link" bits)\" }"
 done
 [ $failed = 0 ] && echo "all bits are equal" || echo "NOT all bits are equal, or a run failed"
 exit $failed

@@ -17,10 +17,12 @@ meshes=(
     "EP2|2|$flat|ep=2"
     "PP2|2|$cut2|pp=2"
     "PP2 VPP2|2|$cut4|pp=2"
+    "CP2|2|$flat|cp=2"
     "DP4 zero 3|4|$flat|zero=3"
     "DP2 EP2 zero 3|4|$flat|ep=2 zero=3"
     "PP2 DP2 zero 2|4|$cut2|pp=2 zero=2"
     "PP2 VPP2 EP2 overlap|4|$cut4|pp=2 ep=2 overlap=ep"
+    "CP2 DP2 EP4 zero 3|4|$flat|cp=2 ep=4 zero=3"
     "DP8 zero 3|8|$flat|zero=3"
     "EP4 DP2 zero 1|8|$flat|ep=4 zero=1"
     "PP4 EP2|8|$cut4|pp=4 ep=2"
@@ -77,9 +79,10 @@ one_mesh() { # number, line: a row of the table
     wait $cpu || sed "s/^/# $name on the CPU: /" "$at/cpu.log" | tail -n 2
     d=$(apart "$at/cpu" "$at/one" 2>/dev/null)
     "$braid" ckpt diff "$at/one" "$at/two" >/dev/null 2>&1 && cmp -s <(losses "$at/one") <(losses "$at/two") && bits=same
-    plan=$("$braid" plan "${model[@]}" "${options[@]}" --run.device="$device" --parallel.ranks="$ranks" 2>/dev/null | planned)
+    plan=$("$braid" plan "${model[@]}" "${options[@]}" --run.device="$device" --run.threads=1 --parallel.ranks="$ranks" 2>/dev/null | planned)
     [ -n "$plan" ] && [ "$plan" = "$(sed -n 's/^allocated by each rank: //p' "$at/a/err0")" ] && memory="as planned"
     transport=$(sed -nE 's/^[0-9]+ ranks \((.*)\):.*/\1/p' "$at/a/err0")
+    [ "$memory" = "as planned" ] || printf "# %s: planned %s; allocated %s\n" "$name" "$plan" "$(sed -n "s/^allocated by each rank: //p" "$at/a/err0")"
     local verdict=ok
     awk "BEGIN { exit !(\"$d\" != \"?\" && ${d/\?/1} + 0 < 1e-5) }" && [ $bits = same ] && [ "$memory" = "as planned" ] && [ "$transport" = ipc ] || verdict="NOT OK"
     printf '| %s | %d | %s | %s | %s | %s | %s | %s |\n' "$name" "$ranks" "${transport:-?}" "${d:-?}" "$bits" "$memory" "${plan%%,*}" "$verdict ($((SECONDS - begin)) s)"
