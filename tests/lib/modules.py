@@ -30,14 +30,18 @@ def same_gradients(have, want, inputs, what):
             near(x, y, f"{what}: gradient {i}", 2e-4)
 
 
-def deepseek():
+def deepseek(glm=False):
+    """The module of DeepSeek-V4 in transformers, or GLM's; None where transformers has none."""
     try:
-        from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
+        if glm:
+            from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextHyperConnection as Module
+        else:
+            from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection as Module
     except ImportError:
-        print("# no DeepSeek-V4 in transformers here: its own form of the module is compared")
+        print(f"# no {'GLM' if glm else 'DeepSeek-V4'} with hyper-connections in transformers here")
         return None
     config = type("Config", (), dict(hc_mult=N, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-5, hidden_size=C))()
-    m = DeepseekV4HyperConnection(config)
+    m = Module(config)
     for p in m.parameters():
         nn.init.normal_(p, 0, 0.3)
     return m
@@ -68,7 +72,7 @@ class EagerHyperConnection(nn.Module):
 
 
 def the_module_of_transformers_is_replaced():
-    for m in (deepseek(), EagerHyperConnection()):
+    for m in (deepseek(), deepseek(glm=True), EagerHyperConnection()):
         if m is None:
             continue
         x = torch.randn(2, 5, N, C, requires_grad=True)
