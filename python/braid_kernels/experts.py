@@ -113,19 +113,27 @@ def offsets_of_ends(ends):
     return torch.nn.functional.pad(ends.to(torch.int32), (1, 0))
 
 
-def expert_mlp(x, w13, w2, offsets, prob=None, *, act="swiglu", glu_interleave=0, clamp=0.0, alpha=1.702, offset=0.0):
-    """act: swiglu, geglu, quick_geglu (x sigmoid(alpha x), with offset added to up), gelu, quick_gelu, relu2, silu. glu_interleave: gate and
-    up rows of w13 alternate in blocks of so many (0: two halves). clamp: bound of gate and up, 0: none."""
+def _act_of(op, act, interleave, clamp, alpha, offset):
+    """The numbers of an activation. What one does not know is refused."""
     if act not in _ACTS:
-        raise _lib.BraidValueError(f"expert_mlp: argument act is {act!r}, expected one of {', '.join(_ACTS)}")
+        raise _lib.BraidValueError(f"{op}: argument act is {act!r}, expected one of {', '.join(_ACTS)}")
+    quick = act.startswith("quick")
+    if alpha is not None and not quick:
+        raise _lib.BraidValueError(f"{op}: argument alpha is {alpha}, which {act} does not have")
+    if offset != 0 and act not in _GATED:
+        raise _lib.BraidValueError(f"{op}: argument offset is {offset}, which {act} does not have")
+    return _ACTS[act], interleave, float(clamp), (1.702 if alpha is None else float(alpha)) if quick else 0.0, float(offset)
+
+
+def expert_mlp(x, w13, w2, offsets, prob=None, *, act="swiglu", glu_interleave=0, clamp=0.0, alpha=None, offset=0.0):
+    """act: swiglu, geglu, quick_geglu, gelu, quick_gelu, relu2, silu; quick: x sigmoid(alpha x), alpha 1.702 unless given. glu_interleave: gate
+    and up rows of w13 alternate in blocks of so many (0: two halves). clamp: bound of gate and up, 0: none. offset: added to up."""
+    numbers = _act_of("expert_mlp", act, glu_interleave, clamp, alpha, offset)
     if offsets.dtype != torch.int32:
         offsets = offsets.to(torch.int32)
     if prob is not None:
         prob = prob.to(wide_of(x.dtype))
-    quick = act.startswith("quick")
-    return expert_op(
-        x, w13, w2, offsets, prob, _ACTS[act], glu_interleave, float(clamp), float(alpha) if quick else 0.0, float(offset) if quick else 0.0
-    )[0]
+    return expert_op(x, w13, w2, offsets, prob, *numbers)[0]
 
 
 # ---- from tokens and back --------------------------------------------------------------------------------------------------------
@@ -206,16 +214,11 @@ def _moe_backward(ctx, dz, *unused):
 moe_op.differentiate(_moe_setup, _moe_backward)
 
 
-def moe_mlp(x, idx, probs, w13, w2, *, act="swiglu", glu_interleave=0, clamp=0.0, alpha=1.702, offset=0.0):
+def moe_mlp(x, idx, probs, w13, w2, *, act="swiglu", glu_interleave=0, clamp=0.0, alpha=None, offset=0.0):
     """z [T, out]: the sum over the k experts idx [T, k] of each token of x [T, in], weighted by probs [T, k]; negative idx: dropped. Tokens are
     sorted by expert inside. Weights and activations as in expert_mlp."""
-    if act not in _ACTS:
-        raise _lib.BraidValueError(f"moe_mlp: argument act is {act!r}, expected one of {', '.join(_ACTS)}")
-    quick = act.startswith("quick")
-    return moe_op(
-        x, idx.to(torch.int32), probs.to(wide_of(x.dtype)), w13, w2,
-        _ACTS[act], glu_interleave, float(clamp), float(alpha) if quick else 0.0, float(offset) if quick else 0.0,
-    )[0]  # fmt: skip
+    numbers = _act_of("moe_mlp", act, glu_interleave, clamp, alpha, offset)
+    return moe_op(x, idx.to(torch.int32), probs.to(wide_of(x.dtype)), w13, w2, *numbers)[0]
 
 
 # ---- router ----------------------------------------------------------------------------------------------------------------------
@@ -273,14 +276,19 @@ def _router_backward(ctx, dprobs, didx):
 router_op.differentiate(_router_setup, _router_backward)
 
 
-def router_topk(logits, k, *, score="softmax", pre_softmax=False, norm=True, bias=None, groups=0, group_topk=0, scale=1.0):
+def router_topk(logits, k, *, score="softmax", pre_softmax=False, norm=None, bias=None, groups=0, group_topk=0, scale=1.0):
     """probs [T, k] fp32 and idx [T, k] int32 of the k best experts of each token. softmax: over the k chosen logits, with pre_softmax over
-    all. sigmoid, sqrtsoftplus: normalised over the chosen (norm). bias [E] changes the choice only. groups, group_topk: experts of the best
+    all, not normalised again. sigmoid, sqrtsoftplus: normalised over the chosen unless norm is False. bias [E] changes the choice only. groups, group_topk: experts of the best
     groups only."""
     if score not in _SCORES:
         raise _lib.BraidValueError(f"router_topk: argument score is {score!r}, expected one of {', '.join(_SCORES)}")
     if logits.dim() != 2 or not 1 <= k <= logits.shape[1]:
         raise _lib.BraidValueError(f"router_topk: argument k is {k} for logits of shape {tuple(logits.shape)}")
+    if score == "softmax" and norm is not None:
+        raise _lib.BraidValueError("router_topk: argument norm is for sigmoid and sqrtsoftplus; softmax over the chosen sums to 1")
+    if score != "softmax" and pre_softmax:
+        raise _lib.BraidValueError(f"router_topk: argument pre_softmax is given for {score}")
+    norm = norm is not False
     logits = logits.to(wide_of(logits.dtype))
     bias = None if bias is None else bias.detach().to(logits.dtype)
     return router_op(logits, bias, k, _SCORES[score], pre_softmax, norm, groups, group_topk, float(scale))

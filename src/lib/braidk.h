@@ -171,7 +171,7 @@ enum {
 struct braidk_act {
     int32_t kind;
     int32_t interleave;          /* 0: gate and up are halves; else blocks of so many rows alternate, gate first */
-    double clamp, alpha, offset; /* clamp 0: none; alpha and offset are those of quick_geglu */
+    double clamp, alpha, offset; /* clamp 0: none; alpha: of the quick kinds; offset: added to up */
 };
 struct braidk_expert_mlp_args {
     size_t size;

@@ -248,6 +248,46 @@ def experts_equal_eager():
         assert torch.equal(bk.offsets_of_ends(offsets[1:].long()), offsets)
 
 
+@test
+def activations_of_experts_equal_eager():
+    real, wide, tolerance = TYPES[-1]
+    x, w2 = rand(12, 16, dtype=real), rand(2, 8, 16, dtype=real, by=0.2)
+    offsets = torch.tensor([0, 5, 12], dtype=torch.int32, device=DEVICE)
+
+    def eager(act, gated, interleave=0, clamp=None, offset=0.0):
+        def f(x, w13, w2, offsets):
+            out = []
+            for e, (a, b) in enumerate(((0, 5), (5, 12))):
+                h = x[a:b] @ w13[e].T
+                if gated:
+                    g, u = h.unflatten(-1, (-1, 2, interleave)).unbind(-2) if interleave else h.chunk(2, -1)
+                    g, u = (t.flatten(1) for t in (g, u))
+                    if clamp:
+                        g, u = g.clamp(max=clamp), u.clamp(-clamp, clamp)
+                    h = act(g) * (u + offset)
+                else:
+                    h = act(h)
+                out.append(h @ w2[e].T)
+            return torch.cat(out)
+
+        return f
+
+    gelu, quick = lambda t: F.gelu(t, approximate="tanh"), lambda t: t * torch.sigmoid(1.702 * t)  # noqa: E731
+    cases = [
+        ("swiglu", dict(clamp=0.5, offset=1.0), eager(F.silu, True, clamp=0.5, offset=1.0)),
+        ("swiglu", dict(glu_interleave=4), eager(F.silu, True, interleave=4)),
+        ("geglu", {}, eager(gelu, True)),
+        ("quick_geglu", dict(offset=1.0), eager(quick, True, offset=1.0)),
+        ("gelu", {}, eager(gelu, False)),
+        ("quick_gelu", {}, eager(quick, False)),
+        ("relu2", {}, eager(lambda t: F.relu(t).square(), False)),
+        ("silu", {}, eager(F.silu, False)),
+    ]
+    for act, options, want in cases:
+        w13 = rand(2, 32 if act.endswith("glu") else 16, 16, dtype=real, by=0.3)
+        compare(lambda x, a, b, o: bk.expert_mlp(x, a, b, o, act=act, **options), want, [x, w13, w2, offsets], tolerance)
+
+
 def eager_moe(x, idx, probs, w13, w2):
     out = []
     for t in range(x.shape[0]):
@@ -343,6 +383,12 @@ def router_equals_eager():
         return s / s.sum(-1, keepdim=True) * 2.5
 
     compare(lambda t: bk.router_topk(t, 3, score="sigmoid", scale=2.5)[0], sigmoid, [logits], 1e-5)
+    compare(lambda t: bk.router_topk(t, 3, score="sigmoid", norm=False)[0], lambda t: t.sigmoid().topk(3, -1).values, [logits], 1e-5)
+    bias = rand(8, dtype=logits.dtype, by=3.0, grad=False)
+    _, idx = bk.router_topk(logits, 3, score="sigmoid", bias=bias)
+    assert torch.equal(idx.long(), (logits.sigmoid() + bias).topk(3, -1).indices)
+    _, idx = bk.router_topk(logits, 2, score="sigmoid", groups=4, group_topk=2)
+    assert (idx.div(2, rounding_mode="floor").sort(-1).values.diff() >= 0).all() and idx.max() < 8
 
 
 @test
@@ -587,6 +633,11 @@ def errors_name_the_argument():
     refused(v, "argument root_eps", bk.mhc_pre, x, fn, base, scale, norm_eps_inside=False, root_eps=1e-5)
     refused(v, "argument offsets", bk.expert_mlp, rand(4, 8, dtype=t), rand(2, 8, 8, dtype=t), rand(2, 8, 4, dtype=t), torch.zeros(2, device=DEVICE))
     refused(v, "argument act", bk.expert_mlp, rand(4, 8, dtype=t), rand(2, 8, 8, dtype=t), rand(2, 8, 4, dtype=t), torch.zeros(3, device=DEVICE), act="relu")
+    refused(v, "argument alpha", bk.expert_mlp, None, None, None, None, alpha=1.0)
+    refused(v, "argument offset", bk.moe_mlp, None, None, None, None, None, act="relu2", offset=1.0)
+    refused(v, "argument norm", bk.router_topk, rand(4, 8, dtype=t), 2, norm=True)
+    refused(v, "argument pre_softmax", bk.router_topk, rand(4, 8, dtype=t), 2, score="sigmoid", pre_softmax=True)
+    refused(v, "router", bk.router_topk, rand(4, 8, dtype=t), 2, groups=3, group_topk=1)
     refused(v, "argument k", bk.router_topk, rand(4, 8, dtype=t), 9)
     refused(v, "argument dt_softplus", bk.ssd, None, None, None, None, None, dt_softplus=False)
     raw = bytearray(4 * 3 + 1)
