@@ -553,11 +553,11 @@ const struct option config_options[] = {
 
     /* ---- [mhc] ---------------------------------------------------------------------------- */
     ROW(mhc.kernels, "auto", OPT_RUN, ONE_OF(mhc_kernels_values), FLAG("use-fused-mhc", "boundary"), HELP(
-        "Kernels of hyper-connections on a GPU. boundary: fused from the combine of a layer to the norm of the next, "
-        "an error "
-        "where none fit. primitive: separate kernels. ref: the same without vectors, to compare with. auto: the "
-        "fastest for "
-        "the shape; the start of a run names it. Host devices have fused ones only. Needs mhc_streams.")),
+        "Kernels of hyper-connections on a GPU. boundary: fused from the combine of a layer to the norm of the next; "
+        "separate ones where this GPU or model.hidden has none, and an error where no GPU has any (fp32, other than 4 "
+        "streams). primitive: separate kernels. ref: the same without vectors, to compare with. auto: the fastest for "
+        "the shape. The start of a run names what runs, and why. Host devices have fused ones only. Needs "
+        "mhc_streams.")),
     ROW(mhc.rebuild, "on", OPT_RUN, HELP(
         "Recompute dropped streams for up to 7 layers at once: one kernel, which reads the output of each layer and "
         "no stream twice. off, and with kernels = primitive or ref: a kernel for each layer. Results and memory are "

@@ -114,9 +114,11 @@ enum { TRANSFORMER_LAYERS = CONFIG_PATTERN_MAX / 4 }; /* a layer is 4 characters
 static void transformer_pattern(const struct config *c, char made[CONFIG_RATIO_LAYERS + 1])
 {
     enum config_source s = config_source_of(c, "model.experts").source;
-    const char *layer = s == CFG_FROM_DEFAULT || s == CFG_FROM_AUTO ? "[*-]" : "[*E]";
+    bool experts = s != CFG_FROM_DEFAULT && s != CFG_FROM_AUTO;
+    const char layer[] = {'[', core_transformer(KEY_PLACE_ATTENTION, false)->symbol,
+                          core_transformer(KEY_PLACE_MLP, experts)->symbol, ']', '\0'};
     for (int64_t i = 0; i < c->model.layers; i++)
-        memcpy(made + 4 * i, layer, 5);
+        memcpy(made + 4 * i, layer, sizeof layer);
     char *end = made + 4 * c->model.layers, depth[] = {'/', layer[1], layer[2], '\0'};
     if (c->model.mtp_pattern[0] != '\0' || 4 * c->model.layers + 3 * c->model.mtp_layers > CONFIG_RATIO_LAYERS)
         return;
@@ -250,27 +252,30 @@ static bool microbatch_too_large(const struct config *c)
 }
 
 static double larger(double a, double b) { return a > b ? a : b; }
+static void take_larger(struct kind_sizes *most, struct kind_sizes (*sizes)(const struct config *),
+                        const struct config *c)
+{
+    struct kind_sizes s = sizes != NULL ? sizes(c) : (struct kind_sizes){0};
+    most->token = larger(most->token, s.token);
+    most->weight = larger(most->weight, s.weight);
+}
 
 /* Elements of the largest tensor that some layer kind may have, counted in double: sizes in bytes and sums over layers
  * and microbatches then fit 64 bits, and no layer needs a check of its own products. Options of kinds that the pattern
  * does not use have their defaults, which are small. */
 static bool too_large_to_count(const struct config *c)
 {
-    const struct config_model *m = &c->model;
-    const double most = 0x1p50;
-    double rows = (double)(c->train.micro_batch * c->train.seq), hidden = (double)m->hidden;
-    double heads = (double)m->heads, experts = (double)m->experts;
-    double mla = heads * (double)(m->mla_nope + m->mla_rope + m->mla_v);
-    double gdn = (double)m->gdn_value_heads * (double)m->gdn_key_dim * (double)m->gdn_value_dim;
-    double mamba = (double)m->mamba_heads * (double)m->mamba_head_dim * (double)m->mamba_state;
-    double width = larger(larger(2 * (double)m->ffn, heads * (double)m->head_dim),
-                          larger(mla, (double)m->vocab + (double)m->vocab_multiple));
-    width = larger(width,
-                   larger(hidden * (double)(m->mhc_streams + 1) * (double)(m->mhc_streams + 1), (double)m->shared_ffn));
-    width = larger(width, 2 * (double)m->topk * larger((double)m->expert_ffn, hidden));
-    double state = larger(gdn / (double)m->gdn_chunk, mamba / (double)m->mamba_chunk);
-    double weights = larger(width, experts * 2 * (double)m->expert_ffn) * larger(hidden, (double)m->mla_q_rank);
-    return rows * larger(width, state) > most || weights > most;
+    const double limit = 0x1p50;
+    double words = (double)c->model.vocab + (double)c->model.vocab_multiple, hidden = (double)c->model.hidden;
+    struct kind_sizes most = {.token = larger(words, hidden), .weight = larger(words, hidden) * hidden};
+    int cores, joints;
+    const struct core_kind *const *core = core_kinds(&cores);
+    const struct joint_kind *const *joint = joint_kinds(&joints);
+    for (int i = 0; i < cores; i++)
+        take_larger(&most, core[i]->sizes, c);
+    for (int i = 0; i < joints; i++)
+        take_larger(&most, joint[i]->sizes, c);
+    return (double)(c->train.micro_batch * c->train.seq) * most.token > limit || most.weight > limit;
 }
 
 static bool fp8_tokens_odd(const struct config *c)

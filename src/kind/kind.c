@@ -14,6 +14,15 @@ const struct core_kind *core_find(char symbol)
     return NULL;
 }
 
+const struct core_kind *core_transformer(enum key_place place, bool experts)
+{
+    int n;
+    const struct core_kind *const *all = core_kinds(&n);
+    for (int i = 0; i < n; i++)
+        if (all[i]->keys.transformer && all[i]->keys.place == place && all[i]->has_experts == experts)
+            return all[i];
+    return NULL;
+}
 bool core_in(const struct core_kind *k, const char *pattern) { return strchr(pattern, k->symbol) != NULL; }
 
 bool core_same_family(const struct core_kind *a, const struct core_kind *b)

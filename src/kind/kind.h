@@ -13,6 +13,7 @@
 struct config;
 struct build;
 struct core_io;
+struct kernel_report;
 struct sublayer;
 
 /* ---- options --------------------------------------------------------------------------------- */
@@ -95,6 +96,14 @@ struct recompute_group {
 };
 enum { KIND_MAX_GROUPS = 4 };
 
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+/* Elements of the largest tensors that a kind may have: of an activation for each token, and of a weight. In double,
+ * because they are compared with what 64 bits can count. */
+struct kind_sizes {
+    double token, weight;
+};
+
 /* ---- cores ----------------------------------------------------------------------------------- */
 
 struct core_kind {
@@ -107,11 +116,16 @@ struct core_kind {
     bool ends_group;       /* must be the last layer of its group */
     bool has_experts;      /* parallel.ep distributes its experts over ranks */
     bool divides_sequence; /* works on a part of every sequence, as a rank of parallel.cp has it */
+    bool fills;            /* the layers that model.attn_ratio and model.mlp_ratio leave */
     struct kind_options options;
     struct kind_keys keys;
     struct recompute_group recompute[KIND_MAX_GROUPS];
     /* Forward FLOPs of one token at length seq, by the Megatron convention. */
     double (*flops)(const struct config *c, int64_t seq);
+    /* Whether the pattern has the kind or not; NULL: nothing is larger than model.hidden. */
+    struct kind_sizes (*sizes)(const struct config *c);
+    /* Prints which kernels run its ops, and why; NULL: there is no choice. */
+    void (*kernels)(const struct kernel_report *r);
     /* Draws random numbers in training, beside dropout; NULL: never. */
     bool (*draws)(const struct config *c);
     /* Declares parameters, slots and nodes, and creates io->f. NULL: known to the pattern, but not built. */
@@ -123,6 +137,8 @@ const struct core_kind *core_find(char symbol);    /* NULL: unknown symbol */
 /* The pattern has a layer of this kind. */
 bool core_in(const struct core_kind *k, const char *pattern);
 bool core_same_family(const struct core_kind *a, const struct core_kind *b);
+/* The first kind that a plain Transformer has in this place, without experts or with them. */
+const struct core_kind *core_transformer(enum key_place place, bool experts);
 
 /* ---- joints ---------------------------------------------------------------------------------- */
 
@@ -131,6 +147,10 @@ struct joint_kind {
     struct kind_options options;
     struct recompute_group recompute[KIND_MAX_GROUPS];
     bool (*chosen)(const struct config *c); /* the model's options ask for it; NULL: where no other is asked for */
+    /* As for cores; check_kernels: an error where kernels that were asked for by name do not exist. */
+    struct kind_sizes (*sizes)(const struct config *c);
+    void (*kernels)(const struct kernel_report *r);
+    int (*check_kernels)(const struct kernel_report *r, struct err *e);
     /* Closes prev (f NO_SLOT: nothing to close, x is the embedding, or with wide the streams of an MTP entry) and
      * opens next. norm_key: key of the gain. last: next is the head; what goes on is h, and where the joint has
      * several streams also x, which multi-token prediction adds its gradient to. */

@@ -464,13 +464,13 @@ static bool no_rope_reaches(const struct config *c)
     return c->model.rope != CFG_ROPE_NONE && most_layers(c, '*') >= c->model.no_rope_freq;
 }
 
-static bool rotates(const struct config *c) { return c->model.rope != CFG_ROPE_NONE && c->model.no_rope_freq != 1; }
-static bool rope_llama3(const struct config *c)
+bool rope_rotates(const struct config *c) { return c->model.rope != CFG_ROPE_NONE && c->model.no_rope_freq != 1; }
+bool rope_is_llama3(const struct config *c)
 {
-    return rotates(c) && c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3;
+    return rope_rotates(c) && c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3;
 }
-static bool rope_yarn(const struct config *c) { return rotates(c) && c->model.rope_scaling == CFG_ROPE_SCALING_YARN; }
-static bool rope_stretched(const struct config *c) { return rope_llama3(c) || rope_yarn(c); }
+bool rope_is_yarn(const struct config *c) { return rope_rotates(c) && c->model.rope_scaling == CFG_ROPE_SCALING_YARN; }
+bool rope_is_stretched(const struct config *c) { return rope_is_llama3(c) || rope_is_yarn(c); }
 static bool no_other_bias(const struct config *c) { return !c->model.bias && !c->model.attn_bias; }
 static bool not_all_biases(const struct config *c) { return !c->model.bias; }
 
@@ -554,18 +554,8 @@ static const struct option_use attention_uses[] = {
     {"model.attn_bias", not_all_biases, "model.bias = off, which gives these biases too"},
     {"model.bias", NULL, NULL},
     {"model.rope", NULL, NULL},
-    {"model.rope_base", rotates, "rotary embedding (model.rope, model.no_rope_freq)"},
-    {"model.rope_percent", rotates, "rotary embedding (model.rope, model.no_rope_freq)"},
-    {"model.rope_scaling", rotates, "rotary embedding (model.rope, model.no_rope_freq)"},
-    {"model.rope_factor", rotates, "rotary embedding (model.rope, model.no_rope_freq)"},
-    {"model.rope_original", rope_stretched, "model.rope_scaling = llama3 or yarn"},
-    {"model.rope_low", rope_llama3, "model.rope_scaling = llama3"},
-    {"model.rope_high", rope_llama3, "model.rope_scaling = llama3"},
-    {"model.rope_beta_fast", rope_yarn, "model.rope_scaling = yarn"},
-    {"model.rope_beta_slow", rope_yarn, "model.rope_scaling = yarn"},
-    {"model.rope_truncate", rope_yarn, "model.rope_scaling = yarn"},
-    {"model.rope_mscale", rope_yarn, "model.rope_scaling = yarn"},
-    {"model.rope_mscale_all_dim", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.rope_percent", rope_rotates, ROPE_NEEDS},
+    ROPE_USES,
     {"model.no_rope_freq", no_rope_reaches, "rotary embedding, and as many attention layers as it counts to"},
 };
 static const struct rule attention_rules[] = {
@@ -626,6 +616,22 @@ static double attention_flops(const struct config *cfg, int64_t seq)
     return 2 * d * (2 * q + 2 * kv + (c->attn_gate ? q : 0)) + 2 * (double)seq * q;
 }
 
+static struct kind_sizes attention_sizes(const struct config *c)
+{
+    double width = (double)c->model.heads * (double)c->model.head_dim;
+    return (struct kind_sizes){.token = width, .weight = width * (double)c->model.hidden};
+}
+
+static void attention_kernels(const struct kernel_report *r)
+{
+    const struct config_model *c = &r->cfg->model;
+    kernel_line_attention(r, &(struct attention_sizes){.what = "attention",
+                                                       .width = c->head_dim,
+                                                       .values = c->head_dim,
+                                                       .keys = c->kv_heads,
+                                                       .window = c->attn_window});
+}
+
 const struct core_kind core_attention = {
     .symbol = '*',
     .name = "attention",
@@ -644,5 +650,7 @@ const struct core_kind core_attention = {
     .divides_sequence = true,
     .draws = attention_draws,
     .flops = attention_flops,
+    .sizes = attention_sizes,
+    .kernels = attention_kernels,
     .declare = attention_declare,
 };

@@ -10,6 +10,7 @@
 #include "layers/mixer_int.h"
 #include "ops/gdn/gdn.h"
 
+#include <math.h>
 #include <string.h>
 
 struct gdn {
@@ -223,6 +224,15 @@ static void gdn_part_rows(const struct config *c, const struct key_split *s, int
 }
 
 /* It takes attention's place in a layer, with keys of its own. */
+/* The largest is a chunk's state. */
+static struct kind_sizes gdn_sizes(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    double values = (double)m->gdn_value_heads * (double)m->gdn_value_dim;
+    return (struct kind_sizes){.token = values * fmax((double)m->gdn_key_dim / (double)m->gdn_chunk, 1),
+                               .weight = values * (double)m->hidden};
+}
+
 const struct core_kind core_gdn = {
     .symbol = 'G',
     .name = "gated delta net",
@@ -239,5 +249,6 @@ const struct core_kind core_gdn = {
              .part_rows = gdn_part_rows},
     .divides_sequence = true,
     .flops = gdn_flops,
+    .sizes = gdn_sizes,
     .declare = gdn_declare,
 };

@@ -14,7 +14,9 @@
  * Streams and norms can be recomputed from what is kept: coefficients and core outputs never are dropped by
  * this file, so that a replay is one cheap pass without projections, or one for several layers (mhc_settle). */
 #include "layers/joint_mhc_int.h"
+#include "dev/cuda.h"
 #include "ops/mhc/mhc.h"
+#include "ops/mhc/mhc_path.h"
 #include "ops/ops.h"
 
 #include <stdlib.h>
@@ -290,8 +292,13 @@ static bool declare_boundary_bwd(struct build *b, const struct parts *p, const s
                                       .rule = p->j->rule,
                                       .drop = drop_rule(g, p),
                                       .zero_centered = p->j->zero_centered};
-    /* Where the backward pass leaves products of the stream for the gradient of w, if the device does that. */
-    bool multiplied = b->ops->mhc_boundary_products != NULL && b->ops->mhc_boundary_products(&a);
+    /* Where the backward pass leaves products of the stream for the gradient of w, if the device does that and somebody
+     * wants them. */
+    bool trained = false;
+    const slot_id gradients[] = {m->w.dw, m->a_pre.dw, m->a_post.dw, m->a_res.dw, m->beta.dw};
+    for (int i = 0; i < countof(gradients); i++)
+        trained |= gradients[i] != NO_SLOT && !g->slots[gradients[i]].unwanted;
+    bool multiplied = trained && b->ops->mhc_boundary_products != NULL && b->ops->mhc_boundary_products(&a);
     int64_t ready = b->ops->mhc_boundary_prepare_bytes != NULL ? b->ops->mhc_boundary_prepare_bytes(&a) : 0;
     a.products = of(g, multiplied ? build_wide_grad(b, "products", logits + 1, wide) : NO_SLOT);
     a.ready = of(g, build_work(b, "ready", ready));
@@ -574,12 +581,62 @@ static const struct rule mhc_rules[] = {
 };
 /* clang-format on */
 
+static struct kind_sizes mhc_sizes(const struct config *c)
+{
+    double streams = (double)c->model.mhc_streams + 1, width = (double)c->model.hidden * streams * streams;
+    return (struct kind_sizes){.token = width, .weight = width * (double)c->model.hidden};
+}
+
+/* Kernels of the boundary between two layers, forward, on this device; one on paper runs as many clusters as it
+ * likes. */
+static struct mhc_choice mhc_path(const struct kernel_report *r, struct mhc_shape *s)
+{
+    const struct cuda_dev *gpu = r->dev->impl;
+    struct mhc_device there = r->hopper ? mhc_some_hopper : mhc_some_gpu;
+    *s = (struct mhc_shape){.kernels = (enum mhc_kernels)r->cfg->mhc.kernels,
+                            .real = r->dev->real,
+                            .streams = r->cfg->model.mhc_streams,
+                            .channels = r->cfg->model.hidden,
+                            .aligned = true,
+                            .w_aligned = true,
+                            .closes = true,
+                            .maps = true};
+    const struct ops *ops = gpu != NULL && gpu->sm_count > 0 ? ops_for(r->dev) : NULL;
+    if (ops != NULL && ops->mhc_boundary_clusters != NULL && r->hopper && mhc_may_cluster(s)) {
+        struct err e = {0};
+        struct lane lane = {.dev = (struct dev *)(uintptr_t)r->dev, .err = &e};
+        there.multiprocessors = gpu->sm_count;
+        if (ops->mhc_boundary_clusters(&lane, s->channels, &there.in_clusters) != ST_OK)
+            there.in_clusters = 0; /* the first step will say what is wrong */
+    }
+    return mhc_path_of(s, &there);
+}
+static void mhc_kernels(const struct kernel_report *r)
+{
+    struct mhc_shape s;
+    if (r->dev->kind != DEV_CUDA)
+        return;
+    struct mhc_choice c = mhc_path(r, &s);
+    kernel_line(r, "hyper-connections", c.kernels, c.why);
+}
+static int mhc_check_kernels(const struct kernel_report *r, struct err *e)
+{
+    struct mhc_shape s;
+    if (r->dev->kind != DEV_CUDA)
+        return ST_OK;
+    struct mhc_choice c = mhc_path(r, &s);
+    return mhc_refuse_path(&s, &c, e) != ST_OK ? (e->code = ST_USAGE) : ST_OK;
+}
+
 const struct joint_kind joint_mhc = {
     .name = "mhc",
     .options = {KIND_ROWS(uses, mhc_uses), KIND_ROWS(rules, mhc_rules)},
     /* mhc: and streams, which the joint drops itself, block by block */
     .recompute = {{"layernorm", {"norm"}}, {"mhc", {"joint.norm"}}},
     .chosen = has_streams,
+    .sizes = mhc_sizes,
+    .kernels = mhc_kernels,
+    .check_kernels = mhc_check_kernels,
     .declare = mhc_declare,
     .close = mhc_close,
     .arrive = mhc_arrive,

@@ -122,8 +122,16 @@ static void residual_arrive(struct build *b, struct sublayer *entry)
     *entry = sublayer_entry(build_stream(b, "stream", b->rows, d), build_stream_grad(b, "dstream", b->rows, d), false);
 }
 
+static void residual_kernels(const struct kernel_report *r)
+{
+    if (r->dev->kind == DEV_CUDA && r->cfg->model.fp32_residual)
+        kernel_line(r, "residual stream", "fp32",
+                    r->dev->real == DT_F32 ? NULL : "model.fp32_residual; layers read and write bf16");
+}
+
 const struct joint_kind joint_residual = {
     .name = "residual",
+    .kernels = residual_kernels,
     .recompute = {{"layernorm", {"norm"}}},
     .declare = residual_declare,
     .close = residual_close,

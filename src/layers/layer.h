@@ -330,4 +330,44 @@ struct mtp_io {
 };
 int mtp_declare(struct build *b, int depth, struct mtp_io *io);
 
+/* ---- options of rotary embedding, which attention and latent attention read: attention.c ----- */
+
+bool rope_rotates(const struct config *c);
+bool rope_is_llama3(const struct config *c);
+bool rope_is_yarn(const struct config *c);
+bool rope_is_stretched(const struct config *c); /* either of them */
+#define ROPE_NEEDS "rotary embedding (model.rope, model.no_rope_freq)"
+/* clang-format off */
+#define ROPE_USES \
+    {"model.rope_base", rope_rotates, ROPE_NEEDS}, \
+    {"model.rope_scaling", rope_rotates, ROPE_NEEDS}, \
+    {"model.rope_factor", rope_rotates, ROPE_NEEDS}, \
+    {"model.rope_original", rope_is_stretched, "model.rope_scaling = llama3 or yarn"}, \
+    {"model.rope_low", rope_is_llama3, "model.rope_scaling = llama3"}, \
+    {"model.rope_high", rope_is_llama3, "model.rope_scaling = llama3"}, \
+    {"model.rope_beta_fast", rope_is_yarn, "model.rope_scaling = yarn"}, \
+    {"model.rope_beta_slow", rope_is_yarn, "model.rope_scaling = yarn"}, \
+    {"model.rope_truncate", rope_is_yarn, "model.rope_scaling = yarn"}, \
+    {"model.rope_mscale", rope_is_yarn, "model.rope_scaling = yarn"}, \
+    {"model.rope_mscale_all_dim", rope_is_yarn, "model.rope_scaling = yarn"}
+/* clang-format on */
+
+/* ---- kernels.c: which kernels run a kind's ops ----------------------------------------------- */
+
+struct kernel_report {
+    const struct config *cfg;
+    const struct dev *dev;
+    bool on_paper, hopper, cudnn; /* on_paper: a plan for a GPU that is not there */
+    struct buf *out;
+};
+struct kernel_report kernel_report_of(const struct config *cfg, const struct dev *d, struct buf *out);
+/* why may be NULL. */
+void kernel_line(const struct kernel_report *r, const char *what, const char *kernel, const char *why);
+/* Causal attention; widths are of a head. */
+struct attention_sizes {
+    const char *what;
+    int64_t width, values, keys, window; /* of queries and keys; of values; heads of keys; 0: none */
+};
+void kernel_line_attention(const struct kernel_report *r, const struct attention_sizes *a);
+
 #endif

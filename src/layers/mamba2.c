@@ -10,6 +10,7 @@
 #include "layers/mixer_int.h"
 #include "ops/ssd/ssd.h"
 
+#include <math.h>
 #include <string.h>
 
 struct mamba {
@@ -246,6 +247,15 @@ static void mamba_part_rows(const struct config *c, const struct key_split *s, i
     }
 }
 
+/* The largest is a chunk's state. */
+static struct kind_sizes mamba_sizes(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    double width = (double)m->mamba_heads * (double)m->mamba_head_dim;
+    return (struct kind_sizes){.token = width * fmax((double)m->mamba_state / (double)m->mamba_chunk, 1),
+                               .weight = width * (double)m->hidden};
+}
+
 const struct core_kind core_mamba2 = {
     .symbol = 'M',
     .name = "mamba2",
@@ -260,6 +270,8 @@ const struct core_kind core_mamba2 = {
              KIND_ROWS(splits, mamba_splits),
              .part_rows = mamba_part_rows},
     .divides_sequence = true,
+    .fills = true,
     .flops = mamba_flops,
+    .sizes = mamba_sizes,
     .declare = mamba_declare,
 };

@@ -378,10 +378,6 @@ static int mla_declare(struct build *b, struct core_io *io)
 
 /* ---- options --------------------------------------------------------------------------------- */
 
-static bool rope_llama3(const struct config *c) { return c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3; }
-static bool rope_yarn(const struct config *c) { return c->model.rope_scaling == CFG_ROPE_SCALING_YARN; }
-static bool rope_stretched(const struct config *c) { return rope_llama3(c) || rope_yarn(c); }
-
 static bool latent_without_rope(const struct config *c)
 {
     return c->model.rope == CFG_ROPE_NONE && strchr(c->model.pattern, '+') != NULL;
@@ -391,17 +387,7 @@ static bool latent_without_rope(const struct config *c)
 static const struct option_use mla_uses[] = {
     {"model.heads", NULL, NULL},
     {"model.bias", NULL, NULL},
-    {"model.rope_base", NULL, NULL},
-    {"model.rope_scaling", NULL, NULL},
-    {"model.rope_factor", NULL, NULL},
-    {"model.rope_original", rope_stretched, "model.rope_scaling = llama3 or yarn"},
-    {"model.rope_low", rope_llama3, "model.rope_scaling = llama3"},
-    {"model.rope_high", rope_llama3, "model.rope_scaling = llama3"},
-    {"model.rope_beta_fast", rope_yarn, "model.rope_scaling = yarn"},
-    {"model.rope_beta_slow", rope_yarn, "model.rope_scaling = yarn"},
-    {"model.rope_truncate", rope_yarn, "model.rope_scaling = yarn"},
-    {"model.rope_mscale", rope_yarn, "model.rope_scaling = yarn"},
-    {"model.rope_mscale_all_dim", rope_yarn, "model.rope_scaling = yarn"},
+    ROPE_USES,
     {"model.attention_dropout", NULL, NULL},
     {"model.mla_q_rank", NULL, NULL},
     {"model.mla_kv_rank", NULL, NULL},
@@ -434,6 +420,21 @@ static double mla_flops(const struct config *cfg, int64_t seq)
     return 2 * (query + latent + heads * v * d) + (double)seq * heads * (qk + v);
 }
 
+static struct kind_sizes mla_sizes(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    double width = (double)m->heads * (double)(m->mla_nope + m->mla_rope + m->mla_v);
+    return (struct kind_sizes){.token = width, .weight = width * (double)max_i64(m->hidden, m->mla_q_rank)};
+}
+
+static void mla_kernels(const struct kernel_report *r)
+{
+    const struct config_model *c = &r->cfg->model;
+    kernel_line_attention(
+        r, &(struct attention_sizes){
+               .what = "latent attention", .width = c->mla_nope + c->mla_rope, .values = c->mla_v, .keys = c->heads});
+}
+
 /* The latents are always normed and a part of every head always rotates, whatever model.qk_norm and model.rope say. */
 const struct core_kind core_mla = {
     .symbol = '+',
@@ -449,5 +450,7 @@ const struct core_kind core_mla = {
     .draws = attention_draws,
     .divides_sequence = true,
     .flops = mla_flops,
+    .sizes = mla_sizes,
+    .kernels = mla_kernels,
     .declare = mla_declare,
 };

@@ -143,6 +143,12 @@ static double mlp_flops(const struct config *c, int64_t seq)
     return 4 * (double)c->model.hidden * (double)c->model.ffn * (gated(c) ? 1.5 : 1);
 }
 
+static struct kind_sizes mlp_sizes(const struct config *c)
+{
+    double width = 2 * (double)c->model.ffn;
+    return (struct kind_sizes){.token = width, .weight = width * (double)c->model.hidden};
+}
+
 const struct core_kind core_mlp = {
     .symbol = '-',
     .name = "mlp",
@@ -152,5 +158,6 @@ const struct core_kind core_mlp = {
     .keys = {.family = "MLP", .place = KEY_PLACE_MLP, .transformer = true, .prefixes = {"mlp.linear_fc"}},
     .flops = mlp_flops,
     .divides_sequence = true,
+    .sizes = mlp_sizes,
     .declare = mlp_declare,
 };

@@ -23,4 +23,8 @@ bool experts8_fetch_x(const struct build *b, const struct weight *w1);
 bool experts8_fetch_dy(const struct build *b, const struct weight *w1, const struct weight *b2);
 void experts8_declare(struct build *b, const struct experts *e);
 
+/* moe_kernels.c: what core_kind says of sizes and kernels. */
+struct kind_sizes moe_sizes(const struct config *c);
+void moe_kernels(const struct kernel_report *r);
+
 #endif

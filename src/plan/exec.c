@@ -137,7 +137,7 @@ static bool may_start(const struct plan *p, int step, const int *done)
 }
 
 /* One of the n lanes that are ready. In most runs one lane is late: it is chosen when no other can go on, and seldom
- * else. A wait that leaves much room, as in overlapped schedules, would hardly ever be put to the test otherwise. */
+ * otherwise. A wait that leaves much room, as in overlapped schedules, would hardly ever be tested without that. */
 static int pick_lane(struct exec *x, int *ready, int n, int late)
 {
     for (int i = 0; i < n && n > 1; i++)

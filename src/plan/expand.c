@@ -129,7 +129,7 @@ static int may_add(struct builder *b, int step, int use)
                    too_late ? "others have" : "nothing has yet");
 }
 
-/* Twice the same backward would add a gradient twice, and only sometimes be noticed by a second write. */
+/* A backward phase that ran twice would add its gradients twice, which a second write would reveal only sometimes. */
 static int once(struct builder *b, const struct step_ref *r)
 {
     bool *done = &b->done[((size_t)r->node * PH_COUNT + (size_t)r->phase) * (size_t)b->n_mb + (size_t)r->mb];

@@ -198,7 +198,7 @@ int graph_check(const struct graph *g, struct err *e)
 
 /* ---- what is recomputed ---------------------------------------------------------------------- */
 
-/* The FP8 codes of a slot ("joint.norm.codes_t") go by the name of the slot. */
+/* The FP8 codes of a slot ("joint.norm.codes_t") are matched by the name of the slot. */
 static const char *without_codes(const char *tag, char *out, size_t size)
 {
     static const char *const parts[] = {".codes", ".scales", ".codes_t", ".scales_t"};

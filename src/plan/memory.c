@@ -39,7 +39,7 @@ static int refuse(struct memory *m, struct err *e)
     return e->code;
 }
 
-/* A device that knows how much it has left refuses before anything is taken. */
+/* A device that knows its free memory refuses before anything is allocated. */
 static int check_room(const struct memory *m, struct dev *dev, struct err *e)
 {
     int64_t need = 0, room = dev->vt->available != NULL ? dev->vt->available(dev) : -1;

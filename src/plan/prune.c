@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-/* What computes has no other effect than its results. */
+/* A compute phase has no effect beyond its results. */
 static bool removable(const struct node *n, enum phase_id ph)
 {
     return (ph == PH_BWD || ph == PH_DW) && (n->lane == LANE_COMPUTE || n->lane == LANE_SIDE) && !n->host;

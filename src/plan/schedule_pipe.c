@@ -61,7 +61,7 @@ int schedule_warmup(const struct schedule_opts *opts)
 }
 
 /* Unit number id of a stage: groups of microbatches, in each all chunks, in each the group's microbatches. Backward
- * units follow the same table with the chunks turned round. */
+ * units follow the same table with the chunks in reverse order. */
 static struct schedule_unit unit_of(const struct schedule_opts *o, int id, bool backward)
 {
     int first = id / (o->group * o->vpp) * o->group; /* of its group */

@@ -1,6 +1,6 @@
 /* Times of a schedule from the times of its tasks: several ranks, each with lanes that work in order, waits within a
  * rank, messages and collectives between ranks. No event queue: a task's times follow from those before it, so lanes
- * are walked until nothing moves; what is left then waits in a circle. */
+ * are walked until nothing moves; what is left then waits for itself, in a cycle. */
 #include "plan/plan_int.h"
 #include "plan/simulate.h"
 
@@ -209,7 +209,7 @@ static bool is_ready(const struct state *t, int rank, int task)
     return true;
 }
 
-/* What the rest of the world lets it do. False: not yet. */
+/* Whether other ranks allow the task to start; false: not yet. */
 static bool may_start(const struct state *t, const struct sim_task *k, double *start)
 {
     *start = k->ready;

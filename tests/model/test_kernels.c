@@ -68,6 +68,8 @@ static void reasons_are_printed(void **state)
         {"model.pattern=*- model.mhc_streams=4", false, false,
          "hyper-connections  fused, one pass of Hopper's clusters: clusters of this width fill the GPU"},
         {"model.pattern=*- model.mhc_streams=4", true, false, "separate kernels: not a Hopper GPU"},
+        {"model.pattern=*- model.mhc_streams=4 mhc.kernels=boundary", true, false,
+         "separate kernels: not a Hopper GPU"},
         {"model.pattern=*- model.mhc_streams=3", false, false, "separate kernels: fused kernels take 4 streams"},
         {"model.pattern=*- model.mhc_streams=4 mhc.kernels=primitive", false, false, "separate kernels: mhc.kernels"},
     };
@@ -87,7 +89,8 @@ static void kernels_that_do_not_exist_are_refused(void **state)
         bool fits;
     } cases[] = {{"model.mhc_streams=4 mhc.kernels=boundary", true},
                  {"model.mhc_streams=3 mhc.kernels=boundary", false},
-                 {"model.mhc_streams=4 mhc.kernels=boundary model.hidden=200", false},
+                 {"model.mhc_streams=4 mhc.kernels=boundary model.hidden=200", true},
+                 {"model.mhc_streams=4 mhc.kernels=boundary gpu.portable=on", true},
                  {"model.mhc_streams=4 mhc.kernels=boundary gpu.precision=fp32", false},
                  {"model.mhc_streams=3", true},
                  {"model.mhc_streams=3 mhc.kernels=primitive", true}};

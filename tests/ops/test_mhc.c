@@ -195,6 +195,26 @@ static void ordinary_logits_give_a_doubly_stochastic_matrix(void **state)
     dev_close(&m.dev);
 }
 
+/* Columns further apart than fp32's smallest number would start at 0 and stay there. */
+static void columns_far_apart_give_a_doubly_stochastic_matrix(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        struct machine m;
+        open_machine(&m, kind ? DEV_CPU : DEV_REF);
+        struct tensor logits = make(&m, 100, 16, 9, 1), res = make(&m, 100, 16, 0, 0);
+        struct mhc_sinkhorn_fwd_args f = {.logits = logits, .res = res, .rule = s4};
+        for (int64_t i = 0; i < 100 * 16; i++)
+            tensor_set(&logits, i, tensor_get(&logits, i) - 120 * (double)(i % 4));
+        assert_ok(m.ops->mhc_sinkhorn_fwd(&m.lane, &f), &e);
+        assert_true(line_error(&res, 4, true) < 1e-3);
+        assert_true(line_error(&res, 4, false) < 3e-6);
+        free(logits.data);
+        free(res.data);
+        dev_close(&m.dev);
+    }
+}
+
 /* 256 squared times 16384 channels is past what fp16 can hold, and 1e18 squared past fp32's half. */
 static void large_inputs_do_not_overflow_the_root_mean_square(void **state)
 {
@@ -658,7 +678,9 @@ static void paths_are_chosen_by_shape_and_device(void **state)
         {{MHC_KERNELS_BOUNDARY, DT_BF16, 4, 2048, 1, 1, 0, 1}, &h200, MHC_PATH_ROWS, "closes no sublayer"},
         {{MHC_KERNELS_BOUNDARY, DT_F32, 4, 2048, 1, 1, 1, 1}, &h200, MHC_PATH_NONE, "take bf16"},
         {{MHC_KERNELS_BOUNDARY, DT_BF16, 3, 2048, 1, 1, 1, 1}, &h200, MHC_PATH_NONE, "4 streams"},
-        {{MHC_KERNELS_BOUNDARY, DT_BF16, 4, 2048, 1, 1, 1, 1}, &a100, MHC_PATH_NONE, "not a Hopper GPU"},
+        {{MHC_KERNELS_BOUNDARY, DT_F32, 4, 2048, 1, 1, 1, 1}, &a100, MHC_PATH_NONE, "take bf16"},
+        {{MHC_KERNELS_BOUNDARY, DT_BF16, 4, 2048, 1, 1, 1, 1}, &a100, MHC_PATH_ROWS, "not a Hopper GPU"},
+        {{MHC_KERNELS_BOUNDARY, DT_BF16, 4, 320, 1, 1, 1, 1}, &h200, MHC_PATH_ROWS, "multiples of 256"},
         {{MHC_KERNELS_PRIMITIVE, DT_BF16, 4, 2048, 1, 1, 1, 1}, &h200, MHC_PATH_ROWS, "mhc.kernels = primitive"},
         {{MHC_KERNELS_REF, DT_BF16, 4, 2048, 1, 1, 1, 1}, &h200, MHC_PATH_PLAIN, "mhc.kernels = ref"},
     };
@@ -682,6 +704,7 @@ int main(void)
         cmocka_unit_test(mixing_is_transposed_in_profile_d_and_not_in_s),
         cmocka_unit_test(huge_logits_stay_finite_forward_and_backward),
         cmocka_unit_test(ordinary_logits_give_a_doubly_stochastic_matrix),
+        cmocka_unit_test(columns_far_apart_give_a_doubly_stochastic_matrix),
         cmocka_unit_test(large_inputs_do_not_overflow_the_root_mean_square),
         cmocka_unit_test(a_stream_of_zeros_has_no_gradient_through_the_norm),
         cmocka_unit_test(the_boundary_is_the_chain_of_its_primitives),

@@ -122,6 +122,30 @@ static void frozen_parameters_change_no_other_gradient(void **state)
     }
 }
 
+/* Hyper-connections whose parameters are all frozen compute no gradient of them, not even into scratch. */
+static void frozen_streams_have_no_gradients_of_parameters(void **state)
+{
+    (void)state;
+    static const char *const models[] = {
+        "model.pattern=*-*- model.mhc_streams=4",
+        "model.pattern=*-*- model.mhc_streams=3 model.mtp_layers=1 model.mtp_pattern=*-"};
+    for (int i = 0; i < countof(models); i++) {
+        struct tiny t;
+        char options[512];
+        snprintf(options, sizeof options, "%s group.a.match=*hyper_connection*,*hc_head* group.a.freeze=on", models[i]);
+        tiny_open(&t, options, DEV_CPU, 1);
+        const struct graph *g = &t.train.g;
+        for (int n = 0; n < g->n_nodes; n++)
+            for (int ph = 0; ph < PH_COUNT; ph++)
+                for (int u = 0; u < g->nodes[n].phase[ph].n_uses; u++) {
+                    const struct slot *s = &g->slots[g->nodes[n].phase[ph].use[u].slot];
+                    if (s->unwanted)
+                        fail_msg("%s: node %s makes %s", models[i], g->nodes[n].name, s->name);
+                }
+        tiny_close(&t);
+    }
+}
+
 /* Layers in front of the first trained one are not walked backward. */
 static void layers_before_the_first_trained_one_save_nothing(void **state)
 {
@@ -404,6 +428,7 @@ int main(void)
         cmocka_unit_test(groups_are_read_written_and_matched),
         cmocka_unit_test(wrong_groups_are_refused),
         cmocka_unit_test(frozen_parameters_change_no_other_gradient),
+        cmocka_unit_test(frozen_streams_have_no_gradients_of_parameters),
         cmocka_unit_test(layers_before_the_first_trained_one_save_nothing),
         cmocka_unit_test(an_adapted_model_is_the_model_with_merged_weights),
         cmocka_unit_test(targets_choose_adapters),

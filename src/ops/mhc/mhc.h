@@ -13,13 +13,15 @@
  *                   D                                       S
  *   pre             sigmoid(z) + eps                        sigmoid(z)
  *   post            2 sigmoid(z)                            2 sigmoid(z)
- *   res starts at   row softmax + eps                       exp(logit - row max)
+ *   res starts at   row softmax + eps                       exp(max(logit - row max, MHC_S_LEAST))
  *   divisors        sum + eps (not in the softmax)          max(sum, eps)
  *   order           column, then (row, column) T-1 times    (row, column) T times
  *   applied as      out_i = sum_j res[j][i] x_j             out_i = sum_j res[i][j] x_j
  * eps is MHC_EPS everywhere, whatever the profile. root_eps > 0 (DeepSeek-V4 and GLM as others load them) has it inside
  * the root instead: p is divided by sqrt(mean x^2 + root_eps). Then rho is that root less eps, so that rho + eps is
  * what divides in both forms; the derivative of rho has the divisor K (rho + mhc_root_less).
+ * Why MHC_S_LEAST: in fp32 exp(-104) is 0, and a column of zeros stays one, where the iterations should make its sum 1.
+ * What is cut off there moves with the row's maximum, which has its gradient.
  *
  * Primitives, each the inverse order of the next in backward:
  *   project    p = x w^T, rho = sqrt(mean x^2)
@@ -41,6 +43,7 @@
 #include "ops/dropout/dropout.h"
 
 #define MHC_EPS 1e-6
+#define MHC_S_LEAST (-80.0)
 enum {
     MHC_MAX_STREAMS = 16,
     MHC_MAX_ITERATIONS = 128,
@@ -200,7 +203,8 @@ OP_ARGS(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS);
     T(op, rstd, OPT_SAVED, WIDE, "rows 1 @w")                                                                          \
     N(op, double, eps, 1e-5)
 OP_ARGS(mhc_contract_fwd, MHC_CONTRACT_FWD_FIELDS);
-/* Gradients of parameters are added to if any of them is: one that nobody wants may say otherwise. */
+/* Gradients of parameters are added to if any of them is: one that nobody wants may say otherwise. Absent: all frozen.
+ * */
 #define MHC_CONTRACT_BWD_FIELDS(T, N, S, op)                                                                           \
     T(op, dy, IN, REAL, "rows d")                                                                                      \
     T(op, x, OPT, REAL, "rows streams*d +w")                                                                           \
@@ -210,9 +214,9 @@ OP_ARGS(mhc_contract_fwd, MHC_CONTRACT_FWD_FIELDS);
     T(op, m, OPT, WIDE, "rows streams @w")                                                                             \
     T(op, rstd, OPT, WIDE, "rows 1 @w")                                                                                \
     T(op, dx, SUM, REAL, "rows streams*d")                                                                             \
-    T(op, dw, OPT_SUM, WIDE, "streams streams*d @w")                                                                   \
-    T(op, dbase, OPT_SUM, WIDE, "streams @w")                                                                          \
-    T(op, dscale, OPT_SUM, WIDE, "1 @w")                                                                               \
+    T(op, dw, OPT_SUM, WIDE, "streams streams*d &w")                                                                   \
+    T(op, dbase, OPT_SUM, WIDE, "streams @dw")                                                                         \
+    T(op, dscale, OPT_SUM, WIDE, "1 @dw")                                                                              \
     T(op, work, WORK, U8, "")                                                                                          \
     N(op, double, eps, 1e-5)
 OP_ARGS(mhc_contract_bwd, MHC_CONTRACT_BWD_FIELDS);
@@ -353,9 +357,9 @@ OP_ARGS(mhc_final_fwd, MHC_FINAL_FWD_FIELDS);
     T(op, df, OUT, REAL, "rows d")                                                                                     \
     T(op, dcoef_in, OUT, WIDE, "rows logits")                                                                          \
     T(op, dgain, OPT_SUM, WIDE, "d @gain")                                                                             \
-    T(op, dw, SUM, WIDE, "streams streams*d")                                                                          \
-    T(op, dbase, SUM, WIDE, "streams")                                                                                 \
-    T(op, dscale, SUM, WIDE, "1")                                                                                      \
+    T(op, dw, OPT_SUM, WIDE, "streams streams*d")                                                                      \
+    T(op, dbase, OPT_SUM, WIDE, "streams @dw")                                                                         \
+    T(op, dscale, OPT_SUM, WIDE, "1 @dw")                                                                              \
     T(op, work, WORK, U8, "")                                                                                          \
     S(op, struct mhc_rule rule)                                                                                        \
     S(op, struct dropout_rule drop)                                                                                    \

@@ -37,7 +37,7 @@ static const struct op_arg mhc_final_again_fields[] = {
                     OP_FIELD_IN(mhc_final_fwd, "h", h, OUT, REAL, "rows d")
                         OP_FIELD_IN(mhc_final_fwd, "work", work, WORK, U8, "")};
 
-static const struct op_sample leave_samples[] = {
+static const struct op_sample final_samples[] = {
     {"rows=5 d=9"},
     {"rows=1 d=1 streams=2"},
     {"rows=0 d=8"},
@@ -54,9 +54,11 @@ static const struct op_sample leave_samples[] = {
     {"rows=401 d=5 acc_dw=1 acc_dbase=1 acc_dscale=1 acc_dgain=1"},
     {"rows=0 d=8 acc_dw=1 acc_dbase=1 acc_dscale=1 acc_dgain=1"},
     {"rows=300 d=256 acc_dw=1 acc_dbase=1 acc_dscale=1 acc_dgain=1 gpu=1"},
+    {"rows=33 d=16 no_dw=1 no_dbase=1 no_dscale=1"},
+    {"rows=33 d=256 no_dw=1 no_dbase=1 no_dscale=1 gpu=1"},
 };
-enum { BACKWARD_ONLY = 3 };
-static const struct op_sample leave_bench[] = {{"rows=4096 d=320"}, {"rows=16384 d=2048 gpu=1"}};
+enum { BACKWARD_ONLY = 5 };
+static const struct op_sample final_bench[] = {{"rows=4096 d=320"}, {"rows=16384 d=2048 gpu=1"}};
 
 /* In bf16 the streams are rounded before they are projected, as in mhc_boundary_fwd; backward what is left of them and
  * its gradient, before sums that cancel. */
@@ -68,9 +70,9 @@ const struct op_desc mhc_final_fwd_desc = {
     .backward = "mhc_final_bwd",
     .tolerance = 2e-5,
     .narrow = 2e-2,
-    .samples = leave_samples,
-    .n_samples = countof(leave_samples) - BACKWARD_ONLY,
-    OP_LIST(bench, leave_bench)};
+    .samples = final_samples,
+    .n_samples = countof(final_samples) - BACKWARD_ONLY,
+    OP_LIST(bench, final_bench)};
 const struct op_desc mhc_final_bwd_desc = {
     OP_IS(mhc_final_bwd),
     MHC_ALL(mhc_final_bwd, "gradients of mhc_final_fwd, those of its parameters included"),
@@ -78,8 +80,8 @@ const struct op_desc mhc_final_bwd_desc = {
     .infer = mhc_infer,
     .tolerance = 5e-5,
     .narrow = 1e-2,
-    OP_LIST(samples, leave_samples),
-    OP_LIST(bench, leave_bench)};
+    OP_LIST(samples, final_samples),
+    OP_LIST(bench, final_bench)};
 /* For the planner alone: tests of replays run it. */
 const struct op_desc mhc_final_again_desc = {OP_NAMED("mhc_final_again", mhc_final_again, mhc_final_fwd),
                                              .number = mhc_final_fwd_number};
@@ -275,4 +277,4 @@ const struct op_desc mhc_health_desc = {OP_IS(mhc_health),
                                         .infer = mhc_infer,
                                         .tolerance = 1e-5,
                                         OP_LIST(samples, health_samples),
-                                        OP_LIST(bench, leave_bench)};
+                                        OP_LIST(bench, final_bench)};

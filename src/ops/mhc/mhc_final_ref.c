@@ -3,4 +3,5 @@
 
 #define OP(name) name##_ref
 #define WORK_OF(op, args) ((void)(args), 0)
+#define HOST_CHAIN
 #include "ops/mhc/mhc_final_int.h"

@@ -206,12 +206,18 @@ bool mhc_sample_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
     if (strcmp(name, "coef") == 0 && is_input(&c->desc->args[arg]) && T(base).data != NULL) {
         for (int64_t i = 0, n = T(base).dim[0]; i < tensor_elems(host); i++)
             tensor_set(host, i,
-                       (double)(float)leave_gate(&T(stat), &T(base), &T(scale), op_attr(c, "eps"), i / n, i % n));
+                       (double)(float)final_gate(&T(stat), &T(base), &T(scale), op_attr(c, "eps"), i / n, i % n));
         return true;
     }
-    if (!stat && strcmp(name, "rho") != 0 && strcmp(name, "rstd") != 0)
+    bool logits = strcmp(name, "logits") == 0 && op_attr(c, "apart") != 0;
+    if (!stat && !logits && strcmp(name, "rho") != 0 && strcmp(name, "rstd") != 0)
         return false;
     int64_t cols = host->dim[1];
+    for (int64_t i = 0, n = logits ? tensor_elems(host) : 0, columns = (int64_t)mhc_streams(c); i < n; i++)
+        tensor_set(host, i,
+                   (double)(float)(rng_normal(key, (uint64_t)i) - op_attr(c, "apart") * (double)(i % columns)));
+    if (logits)
+        return true;
     for (int64_t i = 0, n = tensor_elems(host); i < n; i++) {
         double v = rng_normal(key, (uint64_t)i);
         tensor_set(host, i, (double)(float)(stat && i % cols < cols - 2 ? v : 0.5 + fabs(v)));
@@ -249,8 +255,10 @@ MHC_TABLES(mhc_project_bwd, MHC_PROJECT_BWD_FIELDS, MHC_NONE, MHC_STREAMS,
            4 * mhc_streams(c) * (mhc_streams(c) + 2) + 2)
 MHC_RULED(mhc_gates_fwd, MHC_GATES_FWD_FIELDS, MHC_NONE, MHC_RULE, 8)
 MHC_RULED(mhc_gates_bwd, MHC_GATES_BWD_FIELDS, MHC_NONE, MHC_RULE, 12)
-MHC_RULED(mhc_sinkhorn_fwd, MHC_SINKHORN_FWD_FIELDS, MHC_NONE, MHC_RULE, 4 * op_attr(c, "iterations"))
-MHC_RULED(mhc_sinkhorn_bwd, MHC_SINKHORN_BWD_FIELDS, MHC_NONE, MHC_RULE, 14 * op_attr(c, "iterations"))
+/* apart: what a column of a sample's logits is below the one before it. */
+#define SINKHORN_ATTRS(op) MHC_RULE(op) OP_ATTR_EXTRA("apart", 0)
+MHC_RULED(mhc_sinkhorn_fwd, MHC_SINKHORN_FWD_FIELDS, MHC_NONE, SINKHORN_ATTRS, 4 * op_attr(c, "iterations"))
+MHC_RULED(mhc_sinkhorn_bwd, MHC_SINKHORN_BWD_FIELDS, MHC_NONE, SINKHORN_ATTRS, 14 * op_attr(c, "iterations"))
 MHC_TABLES(mhc_aggregate_fwd, MHC_AGGREGATE_FWD_FIELDS, MHC_NONE, MHC_STREAMS, 2)
 MHC_TABLES(mhc_aggregate_bwd, MHC_AGGREGATE_BWD_FIELDS, MHC_NONE, MHC_STREAMS, 4)
 MHC_RULED(mhc_combine_fwd, MHC_COMBINE_FWD_FIELDS, MHC_INFO, MHC_RULE_DROP, 2 * mhc_streams(c) + 2)
@@ -283,6 +291,8 @@ static const struct op_sample samples[] = {
     {"rows=70 d=520 streams=3 strided=1"},
     {"rows=19 d=33 root_eps=0.25"},
     {"rows=300 d=264 root_eps=0.25"},
+    {"rows=9 d=3 profile=1 apart=60"},
+    {"rows=9 d=3 streams=3 profile=1 apart=120"},
 };
 static const struct op_sample contract_samples[] = {
     {"rows=5 d=9"},
@@ -298,6 +308,7 @@ static const struct op_sample contract_samples[] = {
     {"rows=401 d=5 " ACC_LEARNED},
     {"rows=23 d=17 streams=3 acc_dx=1"},
     {"rows=7 d=6 acc_dx=1 " NO_GATES},
+    {"rows=33 d=16 no_dw=1 no_dbase=1 no_dscale=1"},
 };
 static const struct op_sample project_bwd_samples[] = {
     {"rows=5 d=9 acc_dx=1"},
@@ -336,6 +347,9 @@ static const struct op_sample sinkhorn_bwd_samples[] = {{"rows=5"},
                                                         {"rows=70 iterations=33"},
                                                         {"rows=70 profile=1 iterations=32"},
                                                         {"rows=33 streams=3 profile=1"},
+                                                        {"rows=9 profile=1 apart=60"},
+                                                        {"rows=9 profile=1 apart=60 iterations=40"},
+                                                        {"rows=9 streams=3 profile=1 apart=60"},
                                                         {"rows=17 streams=8 iterations=2 strided=1"}};
 static const struct op_sample expand_bwd_samples[] = {
     {"rows=5 d=9"}, {"rows=66 d=64 streams=3 strided=1"}, {"rows=0 d=3"}};
@@ -393,7 +407,7 @@ const struct op_desc mhc_contract_fwd_desc = {OP_IS(mhc_contract_fwd),
                                               .backward = "mhc_contract_bwd",
                                               .tolerance = 5e-6,
                                               .samples = contract_samples,
-                                              .n_samples = countof(contract_samples) - 3,
+                                              .n_samples = countof(contract_samples) - 4,
                                               OP_LIST(bench, bench)};
 const struct op_desc mhc_contract_bwd_desc = {
     PRIMITIVE(mhc_contract_bwd, "gradient of mhc_contract_fwd", NULL, 1e-5, contract_samples)};

@@ -51,9 +51,10 @@ struct mhc_choice mhc_path_of(const struct mhc_shape *s, const struct mhc_device
         return (struct mhc_choice){MHC_PATH_PLAIN, "plain kernels", "mhc.kernels = ref"};
     if (why == NULL)
         return fused_path(s, d);
-    /* The first boundary of a model closes nothing: it does without, whatever was asked for. */
-    if (s->kernels == MHC_KERNELS_BOUNDARY && s->closes)
-        return (struct mhc_choice){MHC_PATH_NONE, "none", why};
+    /* What no GPU has fused kernels for is refused where they were asked for; what this one has none for is not. The
+     * first boundary of a model closes nothing: it does without, whatever was asked for. */
+    if (s->kernels == MHC_KERNELS_BOUNDARY && s->closes && (s->real != DT_BF16 || s->streams != 4))
+        return (struct mhc_choice){MHC_PATH_NONE, "none", not_fused(s, &mhc_some_hopper)};
     return (struct mhc_choice){MHC_PATH_ROWS, "separate kernels", why};
 }
 

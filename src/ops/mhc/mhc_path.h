@@ -1,13 +1,14 @@
 /* Which kernels run a boundary between two sublayers on a GPU, and why: a function of shapes, of the device and of what
  * was asked for, so that it can be tested without a GPU. Launchers, sizes of scratch, the start of a run and tests all
- * ask it. Nothing falls back silently: what was asked for by name and does not exist is an error. */
+ * ask it. Nothing falls back silently: the start of a run prints the reason, and to ask by name for what exists on no
+ * GPU is an error. */
 #ifndef BRAID_OPS_MHC_PATH_H
 #define BRAID_OPS_MHC_PATH_H
 
 #include "ops/mhc/mhc.h"
 
 enum mhc_path {
-    MHC_PATH_NONE, /* fused kernels were asked for, and there are none for this shape */
+    MHC_PATH_NONE, /* fused kernels were asked for, and there are none for this type or number of streams */
     /* Hopper: all of the forward boundary in one pass of clusters, whose blocks exchange sums (mhc_cluster.cu) */
     MHC_PATH_CLUSTER,
     /* Hopper: passes with bulk copies; forward with a second one for h (mhc_cluster.cu), backward (mhc_pass_bwd.cu) */

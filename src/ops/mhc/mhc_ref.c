@@ -160,7 +160,9 @@ static void normalise(const struct mhc_rule *r, bool rows, const double *from, d
 enum { MATRIX = MHC_MAX_STREAMS * MHC_MAX_STREAMS };
 /* Every half step of the forward pass: the matrix it made and what it divided by. */
 struct sinkhorn_history {
-    double start[MATRIX]; /* exp(logit - row max) */
+    double start[MATRIX]; /* what the iterations start from; of D, before the softmax's division */
+    bool cut[MATRIX];     /* at MHC_S_LEAST */
+    int64_t largest[MHC_MAX_STREAMS];
     double made[2 * MHC_MAX_ITERATIONS][MATRIX], divisor[2 * MHC_MAX_ITERATIONS][MHC_MAX_STREAMS];
 };
 
@@ -168,11 +170,16 @@ static void sinkhorn(const struct mhc_rule *r, const double *logits, struct sink
 {
     int64_t n = r->streams;
     for (int64_t i = 0; i < n; i++) {
-        double most = logits[i * n];
+        int64_t largest = 0;
         for (int64_t j = 1; j < n; j++)
-            most = fmax(most, logits[i * n + j]);
-        for (int64_t j = 0; j < n; j++)
-            h->start[i * n + j] = exp(logits[i * n + j] - most);
+            largest = logits[i * n + j] > logits[i * n + largest] ? j : largest;
+        double most = logits[i * n + largest];
+        h->largest[i] = largest;
+        for (int64_t j = 0; j < n; j++) {
+            double z = logits[i * n + j] - most;
+            h->cut[i * n + j] = r->profile == MHC_S && z < MHC_S_LEAST;
+            h->start[i * n + j] = exp(h->cut[i * n + j] ? MHC_S_LEAST : z);
+        }
     }
     for (int64_t t = 0; t < r->iterations; t++) {
         const double *from = t == 0 ? h->start : h->made[2 * t - 1];
@@ -237,8 +244,15 @@ int mhc_sinkhorn_bwd_ref(struct lane *l, const struct mhc_sinkhorn_bwd_args *a)
             undo(&a->rule, false, h.made[2 * t + 1], h.divisor[2 * t + 1], 0, g);
             undo(&a->rule, true, h.made[2 * t], h.divisor[2 * t], added, g);
         }
-        for (int64_t i = 0; i < n * n; i++)
-            f64_row(&a->dlogits, r)[i] = g[i] * h.start[i];
+        for (int64_t i = 0; i < n; i++) {
+            double cut = 0, *out = f64_row(&a->dlogits, r) + i * n;
+            for (int64_t j = 0; j < n; j++) {
+                out[j] = g[i * n + j] * h.start[i * n + j];
+                cut += h.cut[i * n + j] ? out[j] : 0;
+                out[j] = h.cut[i * n + j] ? 0 : out[j];
+            }
+            out[h.largest[i]] += cut;
+        }
     }
     return ST_OK;
 }
@@ -436,6 +450,8 @@ static void contract_bwd_row(const struct mhc_contract_bwd_args *a, int64_t r)
         gate[i] = s + a->eps;
         dm[i] = dv * scale * rstd;
         drstd += dv * scale * m[i];
+        if (!present(&a->dw))
+            continue;
         ((double *)a->dbase.data)[i] += dv;
         ((double *)a->dscale.data)[0] += dv * m[i] * rstd;
         for (int64_t c = 0; c < k; c++)
@@ -453,9 +469,10 @@ int mhc_contract_bwd_ref(struct lane *l, const struct mhc_contract_bwd_args *a)
 {
     TRY(mhc_contract_bwd_check(a, l->err));
     int64_t d = a->dy.dim[1], k = a->dx.dim[1], n = present(&a->w) ? a->w.dim[0] : 0;
-    if (n > 0 && !mhc_contract_adds(a))
+    bool clear = present(&a->dw) && !mhc_contract_adds(a);
+    if (clear)
         zero_rows(&a->dw);
-    for (int64_t i = 0; !mhc_contract_adds(a) && i < n; i++)
+    for (int64_t i = 0; clear && i < n; i++)
         ((double *)a->dbase.data)[i] = ((double *)a->dscale.data)[0] = 0;
     for (int64_t r = 0; r < a->dx.dim[0]; r++) {
         if (n > 0)

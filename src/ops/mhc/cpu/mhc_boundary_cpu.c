@@ -44,9 +44,7 @@ static void open_row(const struct mhc_boundary_fwd_args *a, const struct tensor 
     int64_t d = a->h.dim[1], logits = mhc_logits(a->rule.streams);
     const float *x = row_of(stream, r), *pre = row_of(&a->coef, r), *gain = a->gain.data;
     float rstd = 0, *h = row_of(&a->h, r), one = a->zero_centered ? 1.0f : 0.0f;
-#define CALL(n) rstd = aggregate_norm(n, d, x, pre, gain, one, (float)a->eps, h)
-    FOR_STREAMS(a->rule.streams, CALL);
-#undef CALL
+    FOR_STREAMS(a->rule.streams, rstd = aggregate_norm(STREAMS, d, x, pre, gain, one, (float)a->eps, h));
     if (!a->reuse)
         row_of(&a->stat, r)[logits + 1] = rstd;
 }
@@ -205,9 +203,7 @@ static void first_pass(const struct mhc_boundary_bwd_args *a, const struct prepa
     int64_t n = a->rule.streams, d = a->dh.dim[1], logits = mhc_logits(n);
     const float *pre = row_of(&a->coef, r), *dcoef = present(&a->dcoef) ? row_of(&a->dcoef, r) : NULL;
     float dots[2 * MHC_MAX_STREAMS], sum = 0, rstd = row_of(&a->stat, r)[logits + 1];
-#define CALL(n) norm_dots(n, d, row_of(&a->dh, r), row_of(&a->y, r), pre, with->scale, rstd, dgain, dots)
-    FOR_STREAMS(n, CALL);
-#undef CALL
+    FOR_STREAMS(n, norm_dots(STREAMS, d, row_of(&a->dh, r), row_of(&a->y, r), pre, with->scale, rstd, dgain, dots));
     for (int64_t i = 0; i < n; i++)
         sum += pre[i] * dots[i];
     float k = d > 0 ? sum * rstd * rstd / (float)d : 0;
@@ -275,9 +271,7 @@ INLINE void complete_tile(int64_t n, const struct tile *s, int64_t c, const floa
 static void complete(int64_t n, const struct tile *s, int64_t c, const float *scale, const float *w,
                      const struct ahead *next)
 {
-#define CALL(n) complete_tile(n, s, c, scale, w, next)
-    FOR_STREAMS(n, CALL);
-#undef CALL
+    FOR_STREAMS(n, complete_tile(STREAMS, s, c, scale, w, next));
 }
 
 /* Fewer than VL channels: through copies padded with zeros. */

@@ -166,8 +166,8 @@ INLINE void half_step(int64_t n, bool plus_eps, int64_t line_step, int64_t step,
     }
 }
 
-/* y: logits in, what the iterations start from out. start (n^2) gets exp(logit - row max), divisor (n) the softmax's
- * sums; both may be NULL. */
+/* y: logits in, what the iterations start from out. start (n^2) gets the exponentials, divisor (n) the softmax's sums;
+ * both may be NULL. */
 INLINE void sinkhorn_start(int64_t n, bool softmax, vec *y, vec *start, vec *divisor)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -176,6 +176,8 @@ INLINE void sinkhorn_start(int64_t n, bool softmax, vec *y, vec *start, vec *div
             most = vec_max(most, y[i * n + j]);
         for (int64_t j = 0; j < n; j++) {
             vec e = y[i * n + j] - most;
+            if (!softmax)
+                e = vec_max(e, vec_all((float)MHC_S_LEAST));
             vec_exp_each((float *)&e);
             sum += e;
             y[i * n + j] = e;
@@ -275,6 +277,21 @@ INLINE void undo_softmax(int64_t n, const vec *start, const vec *divisor, const 
     }
 }
 
+/* Gradients of what is cut off at MHC_S_LEAST go to the largest logit of the row, of which it is 1. */
+INLINE void move_cut(int64_t n, const vec *start, vec *g)
+{
+    vec least = vec_all(fast_expf((float)MHC_S_LEAST)), cut = {0};
+    for (int64_t j = 0; j < n; j++) {
+        cut += vec_choose(start[j] > least, (vec){0}, g[j]);
+        g[j] = vec_choose(start[j] > least, g[j], (vec){0});
+    }
+    for (int64_t j = 0; j < n; j++) {
+        vec_mask largest = start[j] >= vec_all(1);
+        g[j] += vec_choose(largest, cut, (vec){0});
+        cut = vec_choose(largest, (vec){0}, cut);
+    }
+}
+
 /* g: gradient of the result in, of the logits out. */
 INLINE void sinkhorn_bwd_lanes(int64_t n, const struct mhc_rule *r, vec *logits, vec *g)
 {
@@ -282,6 +299,8 @@ INLINE void sinkhorn_bwd_lanes(int64_t n, const struct mhc_rule *r, vec *logits,
     sinkhorn_lanes(n, r, logits, start, divisor);
     if (r->profile == MHC_S) {
         sinkhorn_undo(n, false, r->iterations, divisor, logits, g);
+        for (int64_t i = 0; i < n; i++)
+            move_cut(n, start + i * n, g + i * n);
         return;
     }
     sinkhorn_undo(n, true, r->iterations, divisor, logits, g);
@@ -328,9 +347,7 @@ INLINE void coef_lanes(int64_t n, const struct mhc_boundary_fwd_args *a, int64_t
 
 void CPU_NAME(mhc_coef_lanes)(const struct mhc_boundary_fwd_args *a, int64_t first, int64_t count)
 {
-#define CALL(n) coef_lanes(n, a, first, count)
-    FOR_STREAMS(a->rule.streams, CALL);
-#undef CALL
+    FOR_STREAMS(a->rule.streams, coef_lanes(STREAMS, a, first, count));
 }
 
 /* dcoef in, dz out. */
@@ -373,9 +390,7 @@ INLINE void coef_bwd_lanes(int64_t n, const struct mhc_boundary_bwd_args *a, int
 void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, float *dp,
                                   float *through_rho)
 {
-#define CALL(n) coef_bwd_lanes(n, a, first, count, dp, through_rho)
-    FOR_STREAMS(a->rule.streams, CALL);
-#undef CALL
+    FOR_STREAMS(a->rule.streams, coef_bwd_lanes(STREAMS, a, first, count, dp, through_rho));
 }
 
 /* ---- the primitives -------------------------------------------------------------------------- */
@@ -484,9 +499,7 @@ int CPU_NAME(mhc_sinkhorn_fwd_cpu)(struct lane *l, const struct mhc_sinkhorn_fwd
         int64_t count = min_i64(VL, rows - first);
         vec y[MATRIX_MAX];
         load_lanes(n * n, &a->logits, 0, first, count, y);
-#define CALL(m) sinkhorn_lanes(m, &a->rule, y, NULL, NULL)
-        FOR_STREAMS(n, CALL);
-#undef CALL
+        FOR_STREAMS(n, sinkhorn_lanes(STREAMS, &a->rule, y, NULL, NULL));
         round_lanes(&a->rule, y, n * n);
         store_lanes(n * n, &a->res, 0, first, count, y);
     }
@@ -503,9 +516,7 @@ int CPU_NAME(mhc_sinkhorn_bwd_cpu)(struct lane *l, const struct mhc_sinkhorn_bwd
         vec y[MATRIX_MAX], g[MATRIX_MAX];
         load_lanes(n * n, &a->logits, 0, first, count, y);
         load_lanes(n * n, &a->dres, 0, first, count, g);
-#define CALL(m) sinkhorn_bwd_lanes(m, &a->rule, y, g)
-        FOR_STREAMS(n, CALL);
-#undef CALL
+        FOR_STREAMS(n, sinkhorn_bwd_lanes(STREAMS, &a->rule, y, g));
         store_lanes(n * n, &a->dlogits, 0, first, count, g);
     }
     return ST_OK;

@@ -172,7 +172,7 @@ int CPU_NAME(mhc_contract_bwd_cpu)(struct lane *l, const struct mhc_contract_bwd
             else
                 mean_bwd_row(a, r, n);
         }
-    if (!learned)
+    if (!present(&a->dw))
         return ST_OK;
     gate_sums(a, dv);
     struct outer o = {.dp = dm,

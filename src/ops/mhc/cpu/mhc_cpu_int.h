@@ -51,16 +51,22 @@ enum {
     RUN = 128,            /* channels whose dropout factors or gradients are kept at once */
 };
 
-/* CALL(n) with n a constant for the usual numbers of streams, so that loops over streams unroll. Each
+/* A statement in which STREAMS is a constant for the usual numbers of streams, so that loops over streams unroll. Each
  * constant is another copy of the code: more of them cost more compile time than they gain. */
-#define FOR_STREAMS(n, CALL)                                                                                           \
+#define FOR_STREAMS(n, ...)                                                                                            \
     do {                                                                                                               \
         switch (n) {                                                                                                   \
-        case 2: CALL(2); break;                                                                                        \
-        case 4: CALL(4); break;                                                                                        \
-        default: CALL(n); break;                                                                                       \
+        case 2: BY_STREAMS(2, __VA_ARGS__);                                                                            \
+        case 4: BY_STREAMS(4, __VA_ARGS__);                                                                            \
+        default: BY_STREAMS(n, __VA_ARGS__);                                                                           \
         }                                                                                                              \
     } while (0)
+#define BY_STREAMS(n, ...)                                                                                             \
+    {                                                                                                                  \
+        const int64_t STREAMS = n;                                                                                     \
+        __VA_ARGS__;                                                                                                   \
+    }                                                                                                                  \
+    break
 
 static inline quad quad_at(const float *p) { return *(const quad_anywhere *)p; }
 static inline void quad_put(float *p, quad v) { *(quad_anywhere *)p = v; }

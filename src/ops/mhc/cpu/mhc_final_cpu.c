@@ -3,4 +3,5 @@
 
 #define OP(name) CPU_NAME(name##_cpu)
 #define WORK_OF(op, args) CPU_NAME(op##_work_cpu)(args)
+#define HOST_CHAIN
 #include "ops/mhc/mhc_final_int.h"

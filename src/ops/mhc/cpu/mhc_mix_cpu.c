@@ -94,9 +94,7 @@ void CPU_NAME(mhc_combine_row)(const struct mhc_combine_fwd_args *a, int64_t r, 
 {
     float mix[MATRIX_MAX];
     load_mix(&a->rule, res, mix);
-#define CALL(n) combine_row(n, a, r, post, mix)
-    FOR_STREAMS(a->rule.streams, CALL);
-#undef CALL
+    FOR_STREAMS(a->rule.streams, combine_row(STREAMS, a, r, post, mix));
 }
 
 int CPU_NAME(mhc_combine_fwd_cpu)(struct lane *l, const struct mhc_combine_fwd_args *a)
@@ -157,12 +155,7 @@ INLINE void bwd_lanes(int64_t n, const struct combine_run *c, int64_t count)
         out[i] = sums[i];
 }
 
-static void bwd_whole(const struct combine_run *c, int64_t count)
-{
-#define CALL(n) bwd_lanes(n, c, count)
-    FOR_STREAMS(c->n, CALL);
-#undef CALL
-}
+static void bwd_whole(const struct combine_run *c, int64_t count) { FOR_STREAMS(c->n, bwd_lanes(STREAMS, c, count)); }
 
 /* Fewer than VL channels, from at: through copies padded with zeros. */
 static void bwd_tail(const struct combine_run *c, int64_t at, int64_t count)

@@ -53,8 +53,8 @@
 /* ---- loader: one thread ---------------------------------------------------------------------- */
 
 /* x and coefficients of a tile; f comes where h may have to be read out before. */
-static __device__ __forceinline__ void load_x(const struct cluster_fwd &a, struct cluster_shared *s, int at, int tile,
-                                              int slice, const CUtensorMap *x)
+INLINE void load_x(const struct cluster_fwd &a, struct cluster_shared *s, int at, int tile, int slice,
+                   const CUtensorMap *x)
 {
     int row = tile * TOKENS;
     uint32_t coef = (uint32_t)min(a.rows - row, (int64_t)TOKENS) * (CL_LOGITS * 4);
@@ -62,15 +62,14 @@ static __device__ __forceinline__ void load_x(const struct cluster_fwd &a, struc
     tma_load_slice(s->stage[at].x, x, slice * LINES, row, &s->full[at]);
     bulk_load(s->coef[at], a.coef_in + (int64_t)row * CL_LOGITS, coef, &s->full[at]);
 }
-static __device__ __forceinline__ void load_f(struct cluster_shared *s, int at, int tile, int slice,
-                                              const CUtensorMap *f)
+INLINE void load_f(struct cluster_shared *s, int at, int tile, int slice, const CUtensorMap *f)
 {
     tma_load_slice(s->stage[at].f, f, slice * LINES, tile * TOKENS, &s->full[at]);
 }
 
 /* Tiles from `from` to before `to`, for which no stage must become free. */
-static __device__ __forceinline__ void load_first(const struct cluster_fwd &a, struct cluster_shared *s, int from,
-                                                  int to, int slice, const CUtensorMap *x, const CUtensorMap *f)
+INLINE void load_first(const struct cluster_fwd &a, struct cluster_shared *s, int from, int to, int slice,
+                       const CUtensorMap *x, const CUtensorMap *f)
 {
     for (int k = from, tile = first_tile(a) + from * a.lines; k < to && tile < a.tiles; k++, tile += a.lines) {
         load_x(a, s, k, tile, slice, x);
@@ -81,8 +80,7 @@ static __device__ __forceinline__ void load_first(const struct cluster_fwd &a, s
 /* What is read when the next stage is free comes to the cache already: so the load takes less of a stage's life. (Two
  * tiles ahead was slower, three much so.) In two passes a stage is free soon enough. */
 template <bool OPEN>
-static __device__ __forceinline__ void prefetch_tile(const struct cluster_fwd &a, int tile, int slice,
-                                                     const CUtensorMap *x, const CUtensorMap *f)
+INLINE void prefetch_tile(const struct cluster_fwd &a, int tile, int slice, const CUtensorMap *x, const CUtensorMap *f)
 {
     if (OPEN && tile < a.tiles) {
         tma_prefetch_slice(x, slice * LINES, tile * TOKENS);
@@ -91,8 +89,8 @@ static __device__ __forceinline__ void prefetch_tile(const struct cluster_fwd &a
 }
 
 template <bool OPEN>
-static __device__ __forceinline__ void load(const struct cluster_fwd &a, struct cluster_shared *s, int slice,
-                                            const CUtensorMap *x, const CUtensorMap *f, const CUtensorMap *to_h)
+INLINE void load(const struct cluster_fwd &a, struct cluster_shared *s, int slice, const CUtensorMap *x,
+                 const CUtensorMap *f, const CUtensorMap *to_h)
 {
     int done = first_tile(a); /* the tile whose stage is loaded anew */
     prefetch_tile<OPEN>(a, done + STAGES * a.lines, slice, x, f);
@@ -119,64 +117,54 @@ static __device__ __forceinline__ void load(const struct cluster_fwd &a, struct 
 /* y of one token and 8 channels, as it is stored, also in registers: y[i] is stream i. x and f: the token's piece of
  * stream 0 and of f. */
 template <bool DROP>
-static __device__ __forceinline__ void form(const struct cluster_fwd &a, char *x, const char *f, const float *coef,
-                                            int64_t row, int c, uint32_t (&y)[CL_N][4])
+INLINE void form(const struct cluster_fwd &a, char *x, const char *f, const float *coef, int64_t row, int c,
+                 uint32_t (&y)[CL_N][4])
 {
     uint32_t add[4], kept = DROP ? kept_channels(a.drop, a.d, row, c) : 0;
     float post[CL_N], res[CL_N * CL_N], bias[8] = {};
-#pragma unroll
-    for (int i = 0; i < CL_N; i++)
+    UNROLLED (i, CL_N)
         *(uint4 *)y[i] = load_raw(x + i * STREAM_BYTES);
     *(uint4 *)add = load_raw(f);
     load_floats(coef + CL_N, post);
     load_floats(coef + 2 * CL_N, res);
     if (a.bias != NULL)
         load_floats(a.bias + c, bias);
-#pragma unroll
-    for (int word = 0; word < 4; word++) {
+    UNROLLED (word, 4) {
         float in[CL_N][2], more[2];
         unpack2(add[word], more);
         if (a.bias != NULL) {
             more[0] += bias[2 * word];
             more[1] += bias[2 * word + 1];
         }
-#pragma unroll
-        for (int i = 0; i < CL_N; i++)
+        UNROLLED (i, CL_N)
             unpack2(y[i][word], in[i]);
-#pragma unroll
-        for (int i = 0; i < CL_N; i++) {
+        UNROLLED (i, CL_N) {
             float v[2];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                v[e] = __fmul_rn(a.profile_d ? res[i] : res[i * CL_N], in[0][e]);
+            UNROLLED (e, 2) {
+                v[e] = __fmul_rn(a.rule.profile_d ? res[i] : res[i * CL_N], in[0][e]);
 #pragma unroll
                 for (int k = 1; k < CL_N; k++)
-                    v[e] = fmaf(a.profile_d ? res[k * CL_N + i] : res[i * CL_N + k], in[k][e], v[e]);
+                    v[e] = fmaf(a.rule.profile_d ? res[k * CL_N + i] : res[i * CL_N + k], in[k][e], v[e]);
                 float factor = DROP && (kept >> (8 * i + 2 * word + e) & 1) == 0 ? 0.0f : a.drop.kept;
                 v[e] = add_dropped<DROP>(v[e], post[i], more[e], factor);
             }
             y[i][word] = pack2(v[0], v[1]);
         }
     }
-#pragma unroll
-    for (int i = 0; i < CL_N; i++)
+    UNROLLED (i, CL_N)
         store_raw(x + i * STREAM_BYTES, *(const uint4 *)y[i]);
 }
 
 /* The rows of w as operands, split into high and low halves of bf16, 8 channels from c on of each stream: of the 48
  * rows of the products, 24 are with high halves and 24 with low ones; a thread has rows g + 8 j. Values (row, 2 q + e)
  * of step u are channel 4 u + e, those 8 further 4 u + 2 + e. */
-static __device__ __forceinline__ void load_operands(const struct cluster_fwd &a, int g, int c,
-                                                     uint32_t (&w)[CL_N][2][3][4])
+INLINE void load_operands(const struct cluster_fwd &a, int g, int c, uint32_t (&w)[CL_N][2][3][4])
 {
-#pragma unroll
-    for (int i = 0; i < CL_N; i++)
-#pragma unroll
-        for (int j = 0; j < 3; j++) {
+    UNROLLED (i, CL_N)
+        UNROLLED (j, 3) {
             float v[8];
-            load_floats(a.w + (g + 8 * j) * a.w_stride + i * a.d + c, v);
-#pragma unroll
-            for (int k = 0; k < 4; k++) { /* channels 2 k and 2 k + 1 */
+            load_floats(at<float>(a.w, g + 8 * j) + i * a.d + c, v);
+            UNROLLED (k, 4) { /* channels 2 k and 2 k + 1 */
                 float high[2] = {rounded<bf16>(v[2 * k]), rounded<bf16>(v[2 * k + 1])};
                 int low = j + 3;
                 w[i][k / 2][j / 2][k % 2 * 2 + j % 2] = pack2(high[0], high[1]);
@@ -186,44 +174,38 @@ static __device__ __forceinline__ void load_operands(const struct cluster_fwd &a
 }
 
 /* Where product k stands in a record. */
-__device__ __forceinline__ int place_of(int k) { return k < CL_N ? k : k + SENT - CL_N; }
+INLINE int place_of(int k) { return k < CL_N ? k : k + SENT - CL_N; }
 
 /* Gram matrices of 8 tokens over the warp's channels, as products of all tokens with all, of which only the diagonal is
  * wanted: rows g and g + 8 of product m are the first two streams of token g, its columns the third stream of all
  * tokens. */
-static __device__ __forceinline__ void multiply_streams(const uint32_t (&y)[CL_N][4], float (&gram)[PAIRS / 2][4])
+INLINE void multiply_streams(const uint32_t (&y)[CL_N][4], float (&gram)[PAIRS / 2][4])
 {
     constexpr int pair[PAIRS / 2][3] = {{0, 1, 0}, {2, 3, 0}, {1, 2, 1}, {2, 3, 2}, {1, 3, 3}};
-#pragma unroll
-    for (int u = 0; u < 2; u++)
-#pragma unroll
-        for (int m = 0; m < PAIRS / 2; m++) {
+    UNROLLED (u, 2)
+        UNROLLED (m, PAIRS / 2) {
             const uint32_t *first = y[pair[m][0]] + 2 * u, *second = y[pair[m][1]] + 2 * u, *by = y[pair[m][2]] + 2 * u,
                            rows[4] = {first[0], second[0], first[1], second[1]};
             mma_bf16(gram[m], rows, by[0], by[1]);
         }
 }
 
-static __device__ __forceinline__ void multiply(const uint32_t (&w)[CL_N][2][3][4], const uint32_t (&y)[CL_N][4],
-                                                float (&product)[3][4], float (&gram)[PAIRS / 2][4])
+INLINE void multiply(const uint32_t (&w)[CL_N][2][3][4], const uint32_t (&y)[CL_N][4], float (&product)[3][4],
+                     float (&gram)[PAIRS / 2][4])
 {
-#pragma unroll
-    for (int i = 0; i < CL_N; i++)
-#pragma unroll
-        for (int u = 0; u < 2; u++)
-#pragma unroll
-            for (int t = 0; t < 3; t++)
+    UNROLLED (i, CL_N)
+        UNROLLED (u, 2)
+            UNROLLED (t, 3)
                 mma_bf16(product[t], w[i][u][t], y[i][2 * u], y[i][2 * u + 1]);
     multiply_streams(y, gram);
 }
 
 /* Sums of 8 tokens into the warp's records. */
-static __device__ __forceinline__ void write_records(float (*record)[RECORD], const float (&product)[3][4],
-                                                     const float (&gram)[PAIRS / 2][4], int g, int q)
+INLINE void write_records(float (*record)[RECORD], const float (&product)[3][4], const float (&gram)[PAIRS / 2][4],
+                          int g, int q)
 {
     /* Rows of the products: 24 with high halves of w, then 24 with low ones. */
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
+    UNROLLED (e, 2) {
         float *to = record[2 * q + e];
         to[place_of(g)] = product[0][e] + product[1][2 + e];
         to[place_of(g + 8)] = product[0][2 + e] + product[2][e];
@@ -232,8 +214,7 @@ static __device__ __forceinline__ void write_records(float (*record)[RECORD], co
     if (q != g / 2)
         return;
     float first[PAIRS / 2], second[PAIRS / 2];
-#pragma unroll
-    for (int m = 0; m < PAIRS / 2; m++) {
+    UNROLLED (m, PAIRS / 2) {
         first[m] = g % 2 == 0 ? gram[m][0] : gram[m][1];
         second[m] = g % 2 == 0 ? gram[m][2] : gram[m][3];
     }
@@ -243,8 +224,7 @@ static __device__ __forceinline__ void write_records(float (*record)[RECORD], co
     to[3] = make_float4(first[4], second[3], 0, 0);                 /* 13, 23 */
 }
 
-template <bool DROP>
-static __device__ __forceinline__ void work(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
+template <bool DROP> INLINE void work(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, q = lane % 4;
     /* 8 lanes read 2 tokens, which are in different halves of the banks */
@@ -278,56 +258,44 @@ static __device__ __forceinline__ void work(const struct cluster_fwd &a, struct 
 
 /* ---- finishers ------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void load_streams(const char *at, uint4 (&raw)[CL_N])
+INLINE void load_streams(const char *at, uint4 (&raw)[CL_N])
 {
-#pragma unroll
-    for (int j = 0; j < CL_N; j++)
+    UNROLLED (j, CL_N)
         raw[j] = load_raw(at + j * STREAM_BYTES);
 }
 /* h of a token and 8 channels, from its streams. The same numbers as aggregate_rows (mhc_mix.cu) makes of given
  * coefficients and 1 / rms, to the bit. */
-static __device__ __forceinline__ void finish_token(char *to, const float *gate, const uint4 (&raw)[CL_N],
-                                                    const float (&gain)[8])
+INLINE void finish_token(char *to, const float *gate, const uint4 (&raw)[CL_N], const float (&gain)[8])
 {
     float pre[CL_N], v[8] = {}, rstd = gate[CL_N];
     load_floats(gate, pre);
-#pragma unroll
-    for (int j = 0; j < CL_N; j++) {
+    UNROLLED (j, CL_N) {
         float in[8];
         unpack<bf16>(raw[j], in);
-#pragma unroll
-        for (int e = 0; e < 8; e++)
+        UNROLLED (e, 8)
             v[e] = fmaf(pre[j], in[e], v[e]);
     }
-#pragma unroll
-    for (int e = 0; e < 8; e++)
+    UNROLLED (e, 8)
         v[e] = __fmul_rn(v[e], __fmul_rn(rstd, gain[e]));
     store_raw(to, repack<bf16>(v));
 }
-__device__ __forceinline__ char *token_at(struct stage *st, const int (&where)[2], int t)
+INLINE char *token_at(struct stage *st, const int (&where)[2], int t)
 {
     return st->x + where[t % 2] + t / 2 * (2 * TOKEN_BYTES);
 }
 
 /* One of them also sends y to memory; without OPEN that is all. */
 template <bool OPEN>
-static __device__ __forceinline__ void finish(const struct cluster_fwd &a, struct cluster_shared *s, int finisher,
-                                              int slice, const CUtensorMap *to_y)
+INLINE void finish(const struct cluster_fwd &a, struct cluster_shared *s, int finisher, int slice,
+                   const CUtensorMap *to_y)
 {
     bool sends = threadIdx.x == 32 * WORKERS;
     float gain[8];
     int lane = (int)threadIdx.x % 32, first = finisher * FINISHER_TOKENS;
     /* the lane's piece of the first even token and the first odd one */
     const int where[2] = {in_stream(first, lane / 8, lane % 8), in_stream(first + 1, lane / 8, lane % 8)};
-#pragma unroll
-    for (int e = 0; e < 8; e++)
-        gain[e] = 1;
-    if (OPEN && a.gain != NULL) {
-        load_floats(a.gain + slice * CL_COLS + lane * 8, gain);
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            gain[e] += a.one;
-    }
+    if (OPEN)
+        load_gain(a.norm, slice * CL_COLS + lane * 8, gain);
     for (int k = 0, tile; (tile = s->first_tile + k * a.lines) < a.tiles; k++) {
         int at = k % STAGES;
         barrier_wait_bounded(&s->formed[at], round_of(k, STAGES));
@@ -345,8 +313,7 @@ static __device__ __forceinline__ void finish(const struct cluster_fwd &a, struc
             if (sends)
                 barrier_expect(&s->gated[at], TOKENS * GATE_BYTES); /* of tile k + STAGES */
             __syncwarp();
-#pragma unroll
-            for (int t = 0; t < FINISHER_TOKENS; t++) {
+            UNROLLED (t, FINISHER_TOKENS) {
                 if (t + 1 < FINISHER_TOKENS)
                     load_streams(token_at(st, where, t + 1), raw[(t + 1) % 2]);
                 finish_token(token_at(st, where, t) + CL_N * STREAM_BYTES, gate[t], raw[t % 2], gain); /* f follows x */
@@ -361,8 +328,7 @@ static __device__ __forceinline__ void finish(const struct cluster_fwd &a, struc
         bulk_wait<0>();
 }
 
-template <bool OPEN>
-static __device__ __forceinline__ void init_barriers(const struct cluster_fwd &a, struct cluster_shared *s)
+template <bool OPEN> INLINE void init_barriers(const struct cluster_fwd &a, struct cluster_shared *s)
 {
     for (int i = 0; i < STAGES; i++) {
         barrier_init(&s->full[i], 1);
@@ -437,27 +403,20 @@ static __global__ void __launch_bounds__(THREADS, 1)
 /* After the pass, four lanes to a row: sums over the clusters, in order, and all that openers and closers make of them.
  * A lane has four of the sums that h needs, a row of the logits, and with the others the products for post. */
 enum { QUAD_THREADS = 128 };
-static __device__ __forceinline__ float pick(float4 v, int i)
-{
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-static __device__ __forceinline__ float4 quad_four(float4 v, int from)
+INLINE float pick(float4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+INLINE float4 quad_four(float4 v, int from)
 {
     return make_float4(__shfl_sync(~0u, v.x, from, 4), __shfl_sync(~0u, v.y, from, 4), __shfl_sync(~0u, v.z, from, 4),
                        __shfl_sync(~0u, v.w, from, 4));
 }
 /* A lane's row of the Sinkhorn's result in place of its logits. */
-static __device__ __forceinline__ void quad_sinkhorn(const struct cluster_fwd &a, float (&m)[CL_N], int lane)
+INLINE void quad_sinkhorn(const struct cluster_fwd &a, float (&m)[CL_N], int lane)
 {
-    float most = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
-#pragma unroll
-    for (int e = 0; e < CL_N; e++)
-        m[e] = expf(m[e] - most);
-    for (int t = 0; t < a.iterations; t++)
-        quad_divide(m, lane, a.profile_d, a.profile_d && t == 0);
-#pragma unroll
-    for (int e = 0; e < CL_N; e++)
-        m[e] = maybe_bf16(a.round_bf16, m[e]);
+    quad_start(m, a.rule.profile_d);
+    for (int t = 0; t < a.rule.iterations; t++)
+        quad_divide(m, lane, a.rule.profile_d, a.rule.profile_d && t == 0);
+    UNROLLED (e, CL_N)
+        m[e] = maybe_bf16(a.rule.round_bf16, m[e]);
 }
 static __global__ void __launch_bounds__(QUAD_THREADS) ring_coefficients(const __grid_constant__ struct cluster_fwd a)
 {
@@ -474,22 +433,22 @@ static __global__ void __launch_bounds__(QUAD_THREADS) ring_coefficients(const _
     }
     float4 p = quad_four(opens, 0), diagonal = quad_four(opens, 1), rest = quad_four(opens, 2),
            last = quad_four(opens, 3);
-    float rho = rho_of(a, diagonal), gate = gate_of(a, *a.a_pre, a.beta[lane], pick(p, lane), rho);
+    float rho = rho_of(a, diagonal), gate = gate_of(a, *a.by.alpha[0], a.by.beta[lane], pick(p, lane), rho);
     float4 pre = make_float4(__shfl_sync(~0u, gate, 0, 4), __shfl_sync(~0u, gate, 1, 4), __shfl_sync(~0u, gate, 2, 4),
                              __shfl_sync(~0u, gate, 3, 4));
-    float q = 1.0f / (rho + (float)MHC_EPS), by = q * *a.a_res;
+    float q = 1.0f / (rho + (float)MHC_EPS), by = q * *a.by.alpha[2];
     float m[CL_N] = {res.x, res.y, res.z, res.w};
-#pragma unroll
-    for (int e = 0; e < CL_N; e++)
-        m[e] = by * m[e] + a.beta[(2 + lane) * CL_N + e];
+    UNROLLED (e, CL_N)
+        m[e] = by * m[e] + a.by.beta[(2 + lane) * CL_N + e];
     quad_sinkhorn(a, m, lane);
     if (asked >= a.rows)
         return;
     if (lane == 0)
         write_opened(a, row, p, pre, rho, rstd_of(a, diagonal_part(pre, diagonal) + other_part(pre, rest, last)));
-    float *stat = a.stat + row * a.stat_stride, *coef = a.coef + row * a.coef_stride, product = pick(post, lane);
+    float *stat = at<float>(a.stat, row), *coef = at<float>(a.coef, row), product = pick(post, lane);
     stat[CL_N + lane] = product;
-    coef[CL_N + lane] = maybe_bf16(a.round_bf16, 2 * precise_sigmoid(q * *a.a_post * product + a.beta[CL_N + lane]));
+    coef[CL_N + lane] =
+        maybe_bf16(a.rule.round_bf16, 2 * precise_sigmoid(q * *a.by.alpha[1] * product + a.by.beta[CL_N + lane]));
     float *logits = stat + 2 * CL_N + CL_N * lane;
     logits[0] = res.x;
     logits[1] = res.y;
@@ -541,22 +500,20 @@ extern "C" int mhc_boundary_clusters_cuda(struct lane *l, int64_t d, int64_t *bl
 static struct cluster_fwd args_of(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work, bool open,
                                   int at_once)
 {
-    struct cluster_fwd a = {.w = floats(&b->w),
-                            .coef_in = floats(&b->coef_in),
+    struct cluster_fwd a = {.coef_in = floats(&b->coef_in),
                             .bias = floats(&b->bias),
-                            .gain = floats(&b->gain),
-                            .a_pre = floats(&b->a_pre),
-                            .a_post = floats(&b->a_post),
-                            .a_res = floats(&b->a_res),
-                            .beta = floats(&b->beta),
-                            .stat = floats(&b->stat),
-                            .coef = floats(&b->coef),
+                            .w = view_of(&b->w),
+                            .stat = view_of(&b->stat),
+                            .coef = view_of(&b->coef),
+                            .by = gate_params_of(b),
+                            .norm = norm_of(b),
                             .kept = (float4 *)work,
-                            .w_stride = b->w.stride[0],
-                            .stat_stride = b->stat.stride[0],
-                            .coef_stride = b->coef.stride[0],
                             .rows = b->x.dim[0],
-                            .d = b->x.dim[1] / CL_N};
+                            .d = b->x.dim[1] / CL_N,
+                            .eps = (float)b->eps,
+                            .gate_eps = b->rule.profile == MHC_D ? (float)MHC_EPS : 0.0f,
+                            .rule = rule_of(b->rule),
+                            .drop = drop_rule_of(&b->drop)};
     a.tiles = (int)ceil_div(a.rows, TOKENS);
     a.ranks = ranks_of(a.d, open);
     a.parts = (int)(a.d / CL_COLS) / a.ranks;
@@ -567,13 +524,6 @@ static struct cluster_fwd args_of(struct lane *l, const struct mhc_boundary_fwd_
     a.batch = 32 / a.per;
     a.by_width = 1.0f / (float)(CL_N * a.d);
     a.by_channels = 1.0f / (float)a.d;
-    a.iterations = (int)b->rule.iterations;
-    a.one = b->zero_centered ? 1.0f : 0.0f;
-    a.eps = (float)b->eps;
-    a.profile_d = b->rule.profile == MHC_D;
-    a.gate_eps = a.profile_d ? (float)MHC_EPS : 0.0f;
-    a.round_bf16 = b->rule.round_bf16;
-    a.drop = drop_rule_of(&b->drop);
     return a;
 }
 struct maps {

@@ -50,8 +50,7 @@ static int cluster_count(struct lane *l, K kernel, int blocks, int threads, size
 #if HOPPER_CODE
 
 /* By one thread, before cluster_sync: */
-__device__ __forceinline__ void exchange_init(uint64_t *received, uint64_t *credit, int slots, int blocks,
-                                              uint32_t bytes)
+INLINE void exchange_init(uint64_t *received, uint64_t *credit, int slots, int blocks, uint32_t bytes)
 {
     for (int i = 0; i < slots; i++) {
         barrier_init(&received[i], 1);
@@ -63,28 +62,27 @@ __device__ __forceinline__ void exchange_init(uint64_t *received, uint64_t *cred
 }
 /* Parity of round k of a ring of so many: for who waits for its k-th item; and for who waits until the item before in
  * the same place is gone (k >= many). */
-__device__ __forceinline__ uint32_t round_of(int k, int many) { return (uint32_t)(k / many & 1); }
-__device__ __forceinline__ uint32_t round_before(int k, int many) { return round_of(k, many) ^ 1; }
+INLINE uint32_t round_of(int k, int many) { return (uint32_t)(k / many & 1); }
+INLINE uint32_t round_before(int k, int many) { return round_of(k, many) ^ 1; }
 
 /* The sender, one warp: until all blocks have taken item k - slots. */
-__device__ __forceinline__ void exchange_wait_room(uint64_t *credit, int k, int slots)
+INLINE void exchange_wait_room(uint64_t *credit, int k, int slots)
 {
     if (k >= slots)
         barrier_wait_bounded(&credit[k % slots], round_before(k, slots));
 }
-__device__ __forceinline__ void exchange_wait(uint64_t *received, int k, int slots)
+INLINE void exchange_wait(uint64_t *received, int k, int slots)
 {
     barrier_wait_bounded(&received[k % slots], round_of(k, slots));
 }
 /* The receiver, one whole warp: a lane has the credits of one block. */
-__device__ __forceinline__ uint32_t exchange_credits(uint64_t *credit, int first, int blocks)
+INLINE uint32_t exchange_credits(uint64_t *credit, int first, int blocks)
 {
     return smem_address_in(credit, (uint32_t)(first + min((int)threadIdx.x % 32, blocks - 1)));
 }
 /* When its lanes have read item k: the slot is for item k + slots now. Several receivers have a part of the slot and a
  * barrier `received` each, and the same credit (their number times `blocks` for exchange_init). */
-__device__ __forceinline__ void exchange_taken(uint64_t *received, uint32_t credits, int k, int slots, int blocks,
-                                               uint32_t bytes)
+INLINE void exchange_taken(uint64_t *received, uint32_t credits, int k, int slots, int blocks, uint32_t bytes)
 {
     int lane = (int)threadIdx.x % 32;
     if (lane == 0)

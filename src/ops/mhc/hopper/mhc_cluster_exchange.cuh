@@ -54,34 +54,30 @@ static_assert(sizeof(struct cluster_shared) <= 232448, "what a block of compute 
 #if HOPPER_CODE
 
 /* In a slot of the receive room: what a block sends of token j of those of the receiver. */
-__device__ __forceinline__ int sums_at(const struct cluster_fwd &a, int rank, int j, int v)
+INLINE int sums_at(const struct cluster_fwd &a, int rank, int j, int v)
 {
     return ((rank * a.per + j) * FOURS + v) * 16;
 }
 /* Records that come to a block for a tile. */
-__device__ __forceinline__ uint32_t records_of(const struct cluster_fwd &a, int rank)
+INLINE uint32_t records_of(const struct cluster_fwd &a, int rank)
 {
     return (uint32_t)(a.ranks * ((TOKENS - 1 - rank + a.ranks) / a.ranks));
 }
 
 /* Tiles of this line of blocks: the first; the others are a.lines apart, as long as they are below a.tiles. Divisions
  * are slow, so that no role has one in its loop. */
-__device__ __forceinline__ int first_tile(const struct cluster_fwd &a) { return (int)blockIdx.x / (a.ranks * a.parts); }
+INLINE int first_tile(const struct cluster_fwd &a) { return (int)blockIdx.x / (a.ranks * a.parts); }
 
 /* The block of rank 0, by its place in the device's cluster. */
-__device__ __forceinline__ int first_rank(int rank) { return (int)cluster_rank() - rank; }
+INLINE int first_rank(int rank) { return (int)cluster_rank() - rank; }
 
 /* Where 16-byte piece `piece` of a line of a token stands in a stream. */
-__device__ __forceinline__ int in_stream(int token, int line, int piece)
-{
-    return in_tile(token * LINES + line, piece);
-}
+INLINE int in_stream(int token, int line, int piece) { return in_tile(token * LINES + line, piece); }
 
 /* ---- sender: one warp ------------------------------------------------------------------------ */
 
 /* Four sums over the blocks, in order of rank. */
-static __device__ __forceinline__ float4 sum_ranks(const struct cluster_fwd &a, const struct cluster_shared *s, int k,
-                                                   int j, int v)
+INLINE float4 sum_ranks(const struct cluster_fwd &a, const struct cluster_shared *s, int k, int j, int v)
 {
     const char *from = s->room + k % SLOTS * a.slot_bytes + sums_at(a, 0, j, v);
     int step = sums_at(a, 1, 0, 0);
@@ -93,9 +89,8 @@ static __device__ __forceinline__ float4 sum_ranks(const struct cluster_fwd &a, 
 }
 
 /* The block's own tokens of tile k, all but what h needs, for the closer: the late-th tile of batch n. */
-static __device__ __forceinline__ void take_kept(const struct cluster_fwd &a, struct cluster_shared *s, int k, int late,
-                                                 int n, bool last, int rank, uint32_t bytes, uint32_t credits, int j,
-                                                 int v)
+INLINE void take_kept(const struct cluster_fwd &a, struct cluster_shared *s, int k, int late, int n, bool last,
+                      int rank, uint32_t bytes, uint32_t credits, int j, int v)
 {
     exchange_wait(s->kept, k, SLOTS);
     if (late == 0 && n > 0)
@@ -117,8 +112,7 @@ static __device__ __forceinline__ void take_kept(const struct cluster_fwd &a, st
 
 /* Adds what the warps have written, in order. A lane has 4 to 5 times four sums of token lane % 16, and sends them to
  * the block whose token it is. */
-template <bool OPEN>
-static __device__ __forceinline__ void send(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
+template <bool OPEN> INLINE void send(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
 {
     constexpr int EACH = (FOURS + 1) / 2, LATER = 1; /* tiles: for what is sure to be there */
     /* first, first + 2, .. of the FOURS */
@@ -133,8 +127,7 @@ static __device__ __forceinline__ void send(const struct cluster_fwd &a, struct 
             const float *record = s->record[k % 2][0][token];
             float4 sum[EACH];
             barrier_wait_bounded(&s->summed[k % 2], round_of(k, 2));
-#pragma unroll
-            for (int part = 0; part < 2; part++) { /* what h needs goes first */
+            UNROLLED (part, 2) { /* what h needs goes first */
                 constexpr int NEEDED = SENT / 8;
                 int from = part == 0 ? 0 : NEEDED, until = part == 0 ? NEEDED : EACH;
 #pragma unroll
@@ -169,7 +162,7 @@ static __device__ __forceinline__ void send(const struct cluster_fwd &a, struct 
 }
 
 /* Without OPEN, one warp: the cluster's sums of the block's tokens go to memory. */
-static __device__ __forceinline__ void gather(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
+INLINE void gather(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
 {
     int per = a.per, part = (int)blockIdx.x / a.ranks % a.parts;
     uint32_t records = records_of(a, rank), credits = exchange_credits(s->credit, first_rank(rank), a.ranks);
@@ -197,18 +190,17 @@ struct opener {
     uint32_t entries;  /* of the Gram matrix: row and column of the first sum, of the second, 2 bits each */
     float weight;      /* of both in pre^T G pre */
 };
-static __device__ __forceinline__ struct opener opener_of(const struct cluster_fwd &a)
+INLINE struct opener opener_of(const struct cluster_fwd &a)
 {
     int part = (int)threadIdx.x % 8;
-    struct opener o = {*a.a_pre, a.beta[part % CL_N], (uint32_t)(0x00ed9c84fa500000ull >> (8 * part)),
+    struct opener o = {*a.by.alpha[0], a.by.beta[part % CL_N], (uint32_t)(0x00ed9c84fa500000ull >> (8 * part)),
                        part < 2 || part == 7 ? 0.0f
                        : part < 4            ? 1.0f
                                              : 2.0f};
     return o;
 }
 /* Values of four tokens, 8 lanes each: pre of stream part % 4, and 1 / rms. */
-static __device__ __forceinline__ float2 open_tokens(const struct cluster_fwd &a, const struct opener &o, float2 sum,
-                                                     float *p, float *rho)
+INLINE float2 open_tokens(const struct cluster_fwd &a, const struct opener &o, float2 sum, float *p, float *rho)
 {
     int i = (int)threadIdx.x % 4;
     float4 diagonal = make_float4(__shfl_sync(~0u, sum.x, 2, 8), __shfl_sync(~0u, sum.y, 2, 8),
@@ -231,8 +223,7 @@ struct piece {
     const float *from;
     uint32_t to, bar; /* of stage 0, in the block it goes to; 0: none */
 };
-static __device__ __forceinline__ struct piece piece_of(const struct cluster_fwd &a, struct cluster_shared *s, int rank,
-                                                        int i)
+INLINE struct piece piece_of(const struct cluster_fwd &a, struct cluster_shared *s, int rank, int i)
 {
     int to = first_rank(rank) + i % a.ranks, four = i / a.ranks % 2, j = i / a.ranks / 2, token = rank + j * a.ranks;
     struct piece p = {s->open[min(j, TOKENS - 1)] + 4 * four, 0, 0};
@@ -242,15 +233,14 @@ static __device__ __forceinline__ struct piece piece_of(const struct cluster_fwd
     }
     return p;
 }
-static __device__ __forceinline__ void send_piece(const struct piece &p, int at)
+INLINE void send_piece(const struct piece &p, int at)
 {
     if (p.bar != 0)
         cluster_send(p.to + (uint32_t)at * (TOKENS * GATE_BYTES), *(const float4 *)p.from, p.bar + (uint32_t)at * 8);
 }
 
 /* Two of the sums that h needs, over the blocks in order of rank. */
-static __device__ __forceinline__ float2 sum_pair(const struct cluster_fwd &a, const struct cluster_shared *s, int k,
-                                                  int j, int part)
+INLINE float2 sum_pair(const struct cluster_fwd &a, const struct cluster_shared *s, int k, int j, int part)
 {
     const char *from = s->room + k % SLOTS * a.slot_bytes + sums_at(a, 0, j, 0) + part * 8;
     int step = sums_at(a, 1, 0, 0);
@@ -264,7 +254,7 @@ static __device__ __forceinline__ float2 sum_pair(const struct cluster_fwd &a, c
     return sum;
 }
 
-static __device__ __forceinline__ void open_tiles(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
+INLINE void open_tiles(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
 {
     int lane = (int)threadIdx.x % 32, part = lane % 8, per = a.per, late = 0, batches = 0;
     struct opener o = opener_of(a);
@@ -307,7 +297,7 @@ static __device__ __forceinline__ void open_tiles(const struct cluster_fwd &a, s
 
 /* The coefficients that h does not need, a lane to each of the block's tokens of as many tiles as
  * there are lanes for. */
-static __device__ __forceinline__ void close_tiles(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
+INLINE void close_tiles(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
 {
     int lane = (int)threadIdx.x % 32, per = a.per, token = rank + lane % per * a.ranks;
     int tile = first_tile(a), later = lane / per * a.lines;
@@ -315,8 +305,7 @@ static __device__ __forceinline__ void close_tiles(const struct cluster_fwd &a, 
         float4 product[KEPT / 4];
         int64_t row = (int64_t)(tile + later) * TOKENS + token;
         barrier_wait_bounded(&s->batched, (uint32_t)n & 1);
-#pragma unroll
-        for (int v = 0; v < KEPT / 4; v++)
+        UNROLLED (v, KEPT / 4)
             product[v] = *(const float4 *)&s->batch[lane][4 * v];
         float4 p = *(const float4 *)&s->batch[lane][KEPT], pre = *(const float4 *)&s->batch[lane][KEPT + CL_N];
         float2 norms = *(const float2 *)&s->batch[lane][KEPT + 2 * CL_N];

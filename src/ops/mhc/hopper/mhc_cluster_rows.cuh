@@ -15,60 +15,57 @@ enum {
 };
 
 struct cluster_fwd {
-    const float *w, *coef_in, *bias, *gain, *a_pre, *a_post, *a_res, *beta;
-    float *stat, *coef;
+    const float *coef_in, *bias;
+    struct view w, stat, coef;
+    struct gate_params by;
+    struct norm_args norm;
     float4 *kept; /* without OPEN: [tiles, parts, FOURS, TOKENS] */
-    int64_t w_stride, stat_stride, coef_stride, rows, d;
+    int64_t rows, d;
     /* a line: `parts` clusters of `ranks` blocks, for all channels; per: tokens of a tile that a block opens, at most
      * */
-    int tiles, ranks, parts, lines, per, slot_bytes, batch, iterations;
-    float one, eps, by_width, by_channels; /* 1 / (streams * channels), 1 / channels */
-    float below, less, gate_eps;           /* rho: root of mean square + below, minus less; what is added to gates */
-    bool profile_d, round_bf16;
+    int tiles, ranks, parts, lines, per, slot_bytes, batch;
+    float eps, by_width, by_channels; /* 1 / (streams * channels), 1 / channels */
+    float below, less, gate_eps;      /* rho: root of mean square + below, minus less; what is added to gates */
+    struct rule_args rule;
     struct drop_rule drop;
 };
 
 /* From the Gram matrix' diagonal. */
-static __device__ __forceinline__ float rho_of(const struct cluster_fwd &a, float4 diagonal)
+INLINE float rho_of(const struct cluster_fwd &a, float4 diagonal)
 {
     float mean = (((diagonal.x + diagonal.y) + diagonal.z) + diagonal.w) * a.by_width + a.below;
     return (mean > 0 ? mean * rsqrtf(mean) : mean) - a.less; /* what is not a number stays so */
 }
 /* pre of one stream, from its product. */
-static __device__ __forceinline__ float gate_of(const struct cluster_fwd &a, float a_pre, float beta, float p,
-                                                float rho)
+INLINE float gate_of(const struct cluster_fwd &a, float a_pre, float beta, float p, float rho)
 {
-    return maybe_bf16(a.round_bf16,
+    return maybe_bf16(a.rule.round_bf16,
                       __fdividef(1.0f, 1.0f + expf(-(__fdividef(a_pre, rho + (float)MHC_EPS) * p + beta))) +
                           a.gate_eps);
 }
 /* The two parts of pre^T G pre. rest: entries 01, 02, 03, 12; last: 13, 23. */
-static __device__ __forceinline__ float diagonal_part(float4 pre, float4 diagonal)
+INLINE float diagonal_part(float4 pre, float4 diagonal)
 {
     return pre.x * pre.x * diagonal.x + pre.y * pre.y * diagonal.y + pre.z * pre.z * diagonal.z +
            pre.w * pre.w * diagonal.w;
 }
-static __device__ __forceinline__ float other_part(float4 pre, float4 rest, float4 last)
+INLINE float other_part(float4 pre, float4 rest, float4 last)
 {
     return 2 * (pre.x * (pre.y * rest.x + pre.z * rest.y + pre.w * rest.z) + pre.y * (pre.z * rest.w + pre.w * last.x) +
                 pre.z * pre.w * last.y);
 }
-static __device__ __forceinline__ float rstd_of(const struct cluster_fwd &a, float square)
+INLINE float rstd_of(const struct cluster_fwd &a, float square)
 {
     return rsqrtf((square < 0 ? 0 : square) * a.by_channels + a.eps); /* what is not a number stays so */
 }
 
-__device__ __forceinline__ float4 add4(float4 a, float4 b)
-{
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
+INLINE float4 add4(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
 /* Values of one row that h needs. */
-static __device__ __forceinline__ void write_opened(const struct cluster_fwd &a, int64_t row, float4 p, float4 pre,
-                                                    float rho, float rstd)
+INLINE void write_opened(const struct cluster_fwd &a, int64_t row, float4 p, float4 pre, float rho, float rstd)
 {
-    float *stat = a.stat + row * a.stat_stride;
-    *(float4 *)(a.coef + row * a.coef_stride) = pre;
+    float *stat = at<float>(a.stat, row);
+    *(float4 *)at<float>(a.coef, row) = pre;
     stat[0] = p.x;
     stat[1] = p.y;
     stat[2] = p.z;
@@ -77,30 +74,27 @@ static __device__ __forceinline__ void write_opened(const struct cluster_fwd &a,
     stat[CL_LOGITS + 1] = rstd;
 }
 /* From its products: the gates but pre, and Sinkhorn. */
-static __device__ __forceinline__ void make_coefficients(const struct cluster_fwd &a, int64_t row,
-                                                         const float4 *product, float rho)
+INLINE void make_coefficients(const struct cluster_fwd &a, int64_t row, const float4 *product, float rho)
 {
-    float post[CL_N], m[CL_N * CL_N], *stat = a.stat + row * a.stat_stride, *coef = a.coef + row * a.coef_stride;
-    float q = 1.0f / (rho + (float)MHC_EPS), by_post = q * *a.a_post, by_res = q * *a.a_res;
-#pragma unroll
-    for (int k = 0; k < KEPT; k++) {
+    float post[CL_N], m[CL_N * CL_N], *stat = at<float>(a.stat, row), *coef = at<float>(a.coef, row);
+    float q = 1.0f / (rho + (float)MHC_EPS), by_post = q * *a.by.alpha[1], by_res = q * *a.by.alpha[2];
+    UNROLLED (k, KEPT) {
         float4 four = product[k / 4];
         float p = k % 4 == 0   ? four.x
                   : k % 4 == 1 ? four.y
                   : k % 4 == 2 ? four.z
                                : four.w,
-              z = (k < CL_N ? by_post : by_res) * p + a.beta[CL_N + k];
+              z = (k < CL_N ? by_post : by_res) * p + a.by.beta[CL_N + k];
         stat[CL_N + k] = p;
         if (k < CL_N)
-            post[k] = maybe_bf16(a.round_bf16, 2 * precise_sigmoid(z));
+            post[k] = maybe_bf16(a.rule.round_bf16, 2 * precise_sigmoid(z));
         else
             m[k - CL_N] = z;
     }
     store_floats(coef + CL_N, post);
-    sinkhorn<CL_N>(m, CL_N, a.iterations, a.profile_d);
-#pragma unroll
-    for (int k = 0; k < CL_N * CL_N; k++)
-        m[k] = maybe_bf16(a.round_bf16, m[k]);
+    sinkhorn<CL_N>(m, CL_N, a.rule.iterations, a.rule.profile_d);
+    UNROLLED (k, CL_N * CL_N)
+        m[k] = maybe_bf16(a.rule.round_bf16, m[k]);
     store_floats(coef + 2 * CL_N, m);
 }
 

@@ -21,7 +21,7 @@ enum {
 };
 
 /* Two numbers as pairs of bf16, high halves and what these leave. */
-__device__ __forceinline__ uint2 split_pair(float a, float b)
+INLINE uint2 split_pair(float a, float b)
 {
     uint32_t high = pack_bf16(a, b);
     float2 taken = unpack_bf16(high);
@@ -29,14 +29,12 @@ __device__ __forceinline__ uint2 split_pair(float a, float b)
 }
 
 /* sum += weight[i] y[i], 8 channels of each stream. */
-__device__ __forceinline__ void add_streams(const uint4 (&y)[CL_N], const float (&weight)[CL_N], float (&sum)[8])
+INLINE void add_streams(const uint4 (&y)[CL_N], const float (&weight)[CL_N], float (&sum)[8])
 {
-#pragma unroll
-    for (int i = 0; i < CL_N; i++) {
+    UNROLLED (i, CL_N) {
         float v[8];
         unpack<bf16>(y[i], v);
-#pragma unroll
-        for (int e = 0; e < 8; e++)
+        UNROLLED (e, 8)
             sum[e] = fmaf(weight[i], v[e], sum[e]);
     }
 }
@@ -44,7 +42,7 @@ __device__ __forceinline__ void add_streams(const uint4 (&y)[CL_N], const float 
 #if HOPPER_CODE
 
 /* Bit 8 i + e: channel c + e of stream i is kept. */
-static __device__ __forceinline__ uint32_t kept_channels(const struct drop_rule &rule, int64_t d, int64_t row, int c)
+INLINE uint32_t kept_channels(const struct drop_rule &rule, int64_t d, int64_t row, int c)
 {
     struct draw_place at = drop_row_of(rule, row);
     uint32_t kept = 0;
@@ -53,17 +51,16 @@ static __device__ __forceinline__ uint32_t kept_channels(const struct drop_rule 
         float factor[8];
         uint32_t bits = 0;
         drop_factors(rule, at, i * d + c, factor);
-#pragma unroll
-        for (int e = 0; e < 8; e++)
+        UNROLLED (e, 8)
             bits |= factor[e] != 0 ? 1u << e : 0u;
         kept |= bits << (8 * i);
     }
     return kept;
 }
-__device__ __forceinline__ void group_barrier(int group) { named_barrier_of(1 + group, CL_GROUP_THREADS); }
+INLINE void group_barrier(int group) { named_barrier_of(1 + group, CL_GROUP_THREADS); }
 
 /* 16-byte piece `piece` (of 8) of line `line` of a swizzled tile. */
-__device__ __forceinline__ int in_tile(int line, int piece) { return line * CL_ROW + ((piece ^ (line % 8)) << 4); }
+INLINE int in_tile(int line, int piece) { return line * CL_ROW + ((piece ^ (line % 8)) << 4); }
 
 #endif /* HOPPER_CODE */
 

@@ -8,12 +8,12 @@
  *   prepare_rows   what does not need sums over channels: back through Sinkhorn and the gates of post and res, dz, dp;
  *                  w as an operand. A step calls it long before (mhc_boundary_prepare), beside the backward pass of the
  *                  sublayer between
- *   the look       (mhc_reduce.cu) sums over channels of norm and aggregate, and dw's rows of post and res, whose dp is
+ *   reduction      (mhc_reduce.cu) sums over channels of norm and aggregate, and dw's rows of post and res, whose dp is
  *                  known by then
  *   close_records  the gates of pre
  *   the pass       y again; g = dy + pre da + dp w + scale y, the whole gradient of the stream; dx, df, and sums for
  *                  dcoef_in. dw's rows of pre: workers leave y in place of dy, and four helper warps multiply it by dp.
- *                  Some spare blocks add up what the look left by lines, and dz over rows
+ *                  Some spare blocks add up what the reduction left by lines, and dz over rows
  *   finish_pass    sums for dcoef_in over the blocks of a line, and for dw over lines
  * w enters dp w as bf16, and dp as two halves: the error of rounding w is that of rounding dp w to bf16, which is what
  * a separate product would store. In dw y is what it is, bf16, and dp two halves.
@@ -57,11 +57,12 @@ struct bwd_shared {
 static_assert(sizeof(struct bwd_rows) % 16 == 0, "bulk copies, and loads of 16 bytes");
 static_assert(sizeof(struct bwd_shared) <= 227 * 1024, "shared memory of a block");
 
-/* What the look left by lines: dgain, and dw's rows of post and res. Either may be NULL. */
-struct look_sums {
+/* What the reduction pass left by lines: dgain, and dw's rows of post and res. Either may be NULL. */
+struct reduced_sums {
     const float *dgain_parts, *dw_parts;
-    float *dgain, *products;
-    int64_t d, products_stride;
+    float *dgain;
+    struct view products;
+    int64_t d;
     int lines;
     bool acc_dgain;
 };
@@ -73,15 +74,15 @@ struct row_sums {
 };
 struct pass_bwd {
     const uint4 *operands;
-    const float *records, *coef_in, *bias, *gain;
+    const float *records, *coef_in, *bias;
+    struct norm_args norm;
     float *mixes;  /* [ranks, rows, MIXES] */
     float *dw_pre; /* [lines, 4, K] or NULL */
     int64_t rows, d;
     int tiles, ranks, lines;
-    float one;
     bool has_dy;
     struct drop_rule drop;
-    struct look_sums look;
+    struct reduced_sums reduced;
     struct row_sums sums;
 };
 
@@ -90,7 +91,7 @@ struct pass_bwd {
 #if HOPPER_CODE
 
 /* 4 numbers a thread, with many loads under way: few threads do this beside a pass that keeps memory busy. */
-static __device__ void sum_look(const struct look_sums &a, int64_t first, int64_t step)
+static __device__ void add_reduced(const struct reduced_sums &a, int64_t first, int64_t step)
 {
     int64_t k = CL_N * a.d, count = (CL_LOGITS - CL_N) * k;
     for (int64_t c = first; a.dgain_parts != NULL && c < a.d; c += step)
@@ -100,7 +101,7 @@ static __device__ void sum_look(const struct look_sums &a, int64_t first, int64_
 #pragma unroll 8
         for (int l = 0; l < a.lines; l++)
             sum = add4(sum, *(const float4 *)(a.dw_parts + l * count + i));
-        float *to = a.products + (CL_N + i / k) * a.products_stride + i % k;
+        float *to = at<float>(a.products, CL_N + i / k) + i % k;
         to[0] = sum.x;
         to[1] = sum.y;
         to[2] = sum.z;
@@ -118,15 +119,13 @@ static __device__ void sum_rows(const struct row_sums &a, int64_t rows, int spar
         double beta = 0, alpha = 0;
         for (int64_t first = spare * (CL_THREADS / 32) + warp; first < rows; first += BATCH * STEP) {
             float dz[BATCH], p[BATCH], rho[BATCH];
-#pragma unroll
-            for (int i = 0; i < BATCH; i++) {
+            UNROLLED (i, BATCH) {
                 int64_t row = min(first + i * STEP, rows - 1);
                 dz[i] = first + i * STEP < rows ? a.dz[row * a.dz_stride + lane] : 0.0f;
                 p[i] = a.p[row * a.p_stride + lane];
                 rho[i] = a.p[row * a.p_stride + CL_LOGITS];
             }
-#pragma unroll
-            for (int i = 0; i < BATCH; i++) {
+            UNROLLED (i, BATCH) {
                 beta += (double)dz[i];
                 alpha += (double)(dz[i] * p[i] / (rho[i] + (float)MHC_EPS));
             }
@@ -145,16 +144,13 @@ static __device__ void sum_rows(const struct row_sums &a, int64_t rows, int spar
 }
 
 /* Tile n of this line of blocks; group n % CL_GROUPS works on it. */
-__device__ __forceinline__ int tile_of(const struct pass_bwd &a, int n)
-{
-    return (int)(blockIdx.x / a.ranks) + n * a.lines;
-}
+INLINE int tile_of(const struct pass_bwd &a, int n) { return (int)(blockIdx.x / a.ranks) + n * a.lines; }
 /* What a stage holds, by name. */
 struct stage {
     struct bwd_tile *tile;
     struct bwd_rows *rows;
 };
-__device__ __forceinline__ struct stage stage_of(struct bwd_shared *s, int group, int n)
+INLINE struct stage stage_of(struct bwd_shared *s, int group, int n)
 {
     struct stage st = {&s->tile[group][n], &s->rows[group][n]};
     return st;
@@ -162,14 +158,13 @@ __device__ __forceinline__ struct stage stage_of(struct bwd_shared *s, int group
 
 /* Workers of a group -> helpers: a tile is done. A stage is filled again only after its helpers have met there, so that
  * nobody comes twice before. */
-__device__ __forceinline__ int done_barrier(int group, int n) { return DONE_BARRIER + group * STAGES + n; }
+INLINE int done_barrier(int group, int n) { return DONE_BARRIER + group * STAGES + n; }
 
 struct bwd_maps {
     const CUtensorMap *x, *dy, *f, *dh, *dx, *df;
 };
 
-static __device__ __forceinline__ void load_tile(const struct pass_bwd &a, const struct stage &st, int tile, int rank,
-                                                 const struct bwd_maps &m)
+INLINE void load_tile(const struct pass_bwd &a, const struct stage &st, int tile, int rank, const struct bwd_maps &m)
 {
     int row = tile * TOKENS, live = (int)min(a.rows - row, (int64_t)TOKENS);
     uint32_t coef = (uint32_t)(live * CL_LOGITS * 4), record = (uint32_t)(live * RECORD * 4);
@@ -184,7 +179,7 @@ static __device__ __forceinline__ void load_tile(const struct pass_bwd &a, const
     tma_load_blocks(st.tile->f, m.f, line, row, bar);
     tma_load_blocks(st.tile->dh, m.dh, line, row, bar);
 }
-static __device__ __forceinline__ void store_tile(const struct stage &st, int tile, int rank, const struct bwd_maps &m)
+INLINE void store_tile(const struct stage &st, int tile, int rank, const struct bwd_maps &m)
 {
     int row = tile * TOKENS;
     tma_store_blocks(m.dx, rank * BLOCKS, row, st.tile->x);
@@ -193,8 +188,7 @@ static __device__ __forceinline__ void store_tile(const struct stage &st, int ti
 }
 
 /* By one warp: sums for dcoef_in of a tile, over the blocks of channels. */
-static __device__ __forceinline__ void leave_mixes(const struct pass_bwd &a, const struct bwd_rows *rows, int rank,
-                                                   int lane, int tile)
+INLINE void leave_mixes(const struct pass_bwd &a, const struct bwd_rows *rows, int rank, int lane, int tile)
 {
     for (int item = lane; item < TOKENS * MIXES / 4; item += 32) {
         int token = item / (MIXES / 4), v = item % (MIXES / 4) * 4;
@@ -210,13 +204,11 @@ static __device__ __forceinline__ void leave_mixes(const struct pass_bwd &a, con
 
 /* dp of pre as the right operand of y^T dp: this lane's two tokens of logit lane / 4 % 4, high halves and low ones;
  * zeros beyond the last row. */
-static __device__ __forceinline__ uint2 load_dp_pre(const struct pass_bwd &a, const struct stage &st, int tile,
-                                                    int lane)
+INLINE uint2 load_dp_pre(const struct pass_bwd &a, const struct stage &st, int tile, int lane)
 {
     int token = lane % 4 * 2;
     uint2 dp = make_uint2(0, 0);
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
+    UNROLLED (e, 2) {
         const uint16_t *from = (const uint16_t *)(st.rows->record[token + e] + REC_DP) + lane / 4 % CL_N;
         if (tile * TOKENS + token + e < a.rows) {
             dp.x |= (uint32_t)from[0] << 16 * e;
@@ -228,46 +220,40 @@ static __device__ __forceinline__ uint2 load_dp_pre(const struct pass_bwd &a, co
 /* Rows of pre of dw: y^T dp of a tile, for the 64 channels of this warp. Two streams share a product, one with k 0 - 7
  * and columns 0 - 3 (logits), the other with the rest: acc [pair of streams][channels of 16]. High halves of dp, then
  * low ones. */
-static __device__ __forceinline__ void add_dw(const struct pass_bwd &a, const struct stage &st, int tile, int block,
-                                              int lane, float (&acc)[CL_N / 2][4][4])
+INLINE void add_dw(const struct pass_bwd &a, const struct stage &st, int tile, int block, int lane,
+                   float (&acc)[CL_N / 2][4][4])
 {
     uint2 dp = load_dp_pre(a, st, tile, lane);
     bool first = lane / 4 < CL_N;
 #pragma unroll
     for (int i = 0; i < CL_N; i += 2)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
+        UNROLLED (half, 2) {
             uint32_t y[4], z[4];
             const char *at = st.tile->dy[block][i] + in_tile(lane % 8, 4 * half + lane / 8);
             load_matrices_t(y, at);
             load_matrices_t(z, at + LINES);
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
+            UNROLLED (c, 2) {
                 uint32_t both[4] = {y[2 * c], y[2 * c + 1], z[2 * c], z[2 * c + 1]};
                 mma_bf16(acc[i / 2][2 * half + c], both, first ? dp.x : 0, first ? 0 : dp.x);
                 mma_bf16(acc[i / 2][2 * half + c], both, first ? dp.y : 0, first ? 0 : dp.y);
             }
         }
 }
-static __device__ __forceinline__ void leave_dw(const struct pass_bwd &a, int rank, int warp, int lane,
-                                                const float (&acc)[CL_N / 2][4][4])
+INLINE void leave_dw(const struct pass_bwd &a, int rank, int warp, int lane, const float (&acc)[CL_N / 2][4][4])
 {
     float *to = a.dw_pre + (int64_t)(blockIdx.x / a.ranks) * CL_N * CL_N * a.d + rank * CL_COLS + warp * 64 + lane / 4;
     int stream = lane % 4 / 2, logit = lane % 2 * 2;
 #pragma unroll
     for (int i = 0; i < CL_N; i += 2)
-#pragma unroll
-        for (int c = 0; c < 4; c++)
-#pragma unroll
-            for (int v = 0; v < 4; v++)
+        UNROLLED (c, 4)
+            UNROLLED (v, 4)
                 to[(logit + v % 2) * CL_N * a.d + (i + stream) * a.d + 16 * c + 8 * (v / 2)] = acc[i / 2][c][v];
 }
 
 /* By four warps: bring tiles, take them away, and multiply y, which the workers leave in place of dy. Tiles come in
  * order, those of the groups in turn. One thread copies whole tiles: memory likes lines that belong together to be
  * requested together (with each warp bringing its own 64 channels as soon as it could, the pass was slower by 8 %). */
-static __device__ __forceinline__ void help(const struct pass_bwd &a, struct bwd_shared *s, int rank,
-                                            const struct bwd_maps &m)
+INLINE void help(const struct pass_bwd &a, struct bwd_shared *s, int rank, const struct bwd_maps &m)
 {
     int block = (int)threadIdx.x / 32 - CL_WORKERS / 32, lane = (int)threadIdx.x % 32;
     bool copier = (int)threadIdx.x == CL_WORKERS;
@@ -307,45 +293,40 @@ struct worker {
 struct own {
     char *x, *f, *rows;
 };
-__device__ __forceinline__ const float *floats(const char *p) { return (const float *)p; }
+INLINE const float *floats(const char *p) { return (const float *)p; }
 enum { TILE_DY = BLOCKS * CL_N * LINES, TILE_DH = BLOCKS * LINES };
 
 /* f as it was combined. */
 template <bool EXTRA>
-static __device__ __forceinline__ void load_f(const struct pass_bwd &a, const struct worker &k, const struct own &o,
-                                              float (&f)[8])
+INLINE void load_f(const struct pass_bwd &a, const struct worker &k, const struct own &o, float (&f)[8])
 {
     unpack<bf16>(load_raw(o.f), f);
     if (EXTRA && a.bias != NULL) {
         float bias[8];
         load_floats(a.bias + k.c, bias);
-#pragma unroll
-        for (int e = 0; e < 8; e++)
+        UNROLLED (e, 8)
             f[e] += bias[e];
     }
 }
-static __device__ __forceinline__ float factor_of(const struct pass_bwd &a, uint32_t kept, int i, int e)
+INLINE float factor_of(const struct pass_bwd &a, uint32_t kept, int i, int e)
 {
     return (kept >> (8 * i + e) & 1) != 0 ? a.drop.kept : 0.0f;
 }
 
 /* 8 channels of y as stored, from x and f. */
 template <bool EXTRA, bool D>
-static __device__ __forceinline__ void form_again(const struct pass_bwd &a, const struct worker &k, const struct own &o,
-                                                  uint32_t kept, uint4 (&y)[CL_N])
+INLINE void form_again(const struct pass_bwd &a, const struct worker &k, const struct own &o, uint32_t kept,
+                       uint4 (&y)[CL_N])
 {
     float in[CL_N][8], add[8], post[CL_N], res[CL_N * CL_N];
-#pragma unroll
-    for (int i = 0; i < CL_N; i++)
+    UNROLLED (i, CL_N)
         unpack<bf16>(load_raw(o.x + i * LINES), in[i]);
     load_f<EXTRA>(a, k, o, add);
     load_floats(floats(o.rows + k.coef) + CL_N, post);
     load_floats(floats(o.rows + k.coef) + 2 * CL_N, res);
-#pragma unroll
-    for (int i = 0; i < CL_N; i++) {
+    UNROLLED (i, CL_N) {
         float v[8];
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
+        UNROLLED (e, 8) {
             v[e] = __fmul_rn(D ? res[i] : res[i * CL_N], in[0][e]);
 #pragma unroll
             for (int l = 1; l < CL_N; l++)
@@ -360,34 +341,30 @@ static __device__ __forceinline__ void form_again(const struct pass_bwd &a, cons
 }
 
 /* Gradient of the aggregate, but for a factor of 1 / rms that weights have. */
-static __device__ __forceinline__ void aggregate_gradient(const struct worker &k, const char *shared,
-                                                          const struct own &o, const float (&weight)[CL_N], float m,
-                                                          const uint4 (&y)[CL_N], float (&da)[8])
+INLINE void aggregate_gradient(const struct worker &k, const char *shared, const struct own &o,
+                               const float (&weight)[CL_N], float m, const uint4 (&y)[CL_N], float (&da)[8])
 {
     float gain[8], agg[8] = {};
     unpack<bf16>(load_raw(o.f + TILE_DH), da);
     load_floats(floats(shared + k.gain), gain);
-#pragma unroll
-    for (int e = 0; e < 8; e++)
+    UNROLLED (e, 8)
         da[e] *= gain[e];
     add_streams(y, weight, agg);
-#pragma unroll
-    for (int e = 0; e < 8; e++)
+    UNROLLED (e, 8)
         da[e] = fmaf(agg[e], -m, da[e]);
 }
 
 /* One step of sums over the 8 lanes of a token: this lane goes on with one half of the numbers. */
-template <int HALF, int COUNT> __device__ __forceinline__ void fold(float (&v)[COUNT], int lane, int bit)
+template <int HALF, int COUNT> INLINE void fold(float (&v)[COUNT], int lane, int bit)
 {
     bool upper = (lane & bit) != 0;
-#pragma unroll
-    for (int i = 0; i < HALF; i++) {
+    UNROLLED (i, HALF) {
         float keep = upper ? v[i + HALF] : v[i], send = upper ? v[i] : v[i + HALF];
         v[i] = keep + __shfl_xor_sync(0xffffffffu, send, bit);
     }
 }
 /* This lane is left with numbers 2 g and 2 g + 1 of 16, g = lane / 4, and number g / 2 of 4. */
-__device__ __forceinline__ void token_sums(float (&of16)[CL_N * CL_N], float (&of4)[CL_N], int lane)
+INLINE void token_sums(float (&of16)[CL_N * CL_N], float (&of4)[CL_N], int lane)
 {
     fold<8>(of16, lane, 16);
     fold<4>(of16, lane, 8);
@@ -399,8 +376,8 @@ __device__ __forceinline__ void token_sums(float (&of16)[CL_N * CL_N], float (&o
 
 /* The stream's gradient and everything that follows from it. */
 template <bool EXTRA, bool D>
-static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, const struct worker &k, const char *shared,
-                                                   const struct own &o, uint32_t kept, int done, const uint4 (&y)[CL_N])
+INLINE void finish_tile(const struct pass_bwd &a, const struct worker &k, const char *shared, const struct own &o,
+                        uint32_t kept, int done, const uint4 (&y)[CL_N])
 {
     float grad[CL_N][8];
     {
@@ -411,22 +388,19 @@ static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, con
         float da[8], weight[CL_N] = {by.x, by.y, by.z, by.w}, scale = more.z;
         uint32_t right[3] = {dp[0], dp[4], dp[8]};
         aggregate_gradient(k, shared, o, weight, more.y, y, da);
-#pragma unroll
-        for (int i = 0; i < CL_N; i++) {
+        UNROLLED (i, CL_N) {
             float v[8], d[8];
             unpack<bf16>(load_raw(o.x + TILE_DY + i * LINES), d);
             unpack<bf16>(y[i], v);
             if (a.dw_pre != NULL)
                 store_raw(o.x + TILE_DY + i * LINES, y[i]);
-#pragma unroll
-            for (int t = 0; t < 4; t++) {
+            UNROLLED (t, 4) {
                 float acc[4] = {d[2 * t], scale * v[2 * t], d[2 * t + 1], scale * v[2 * t + 1]};
                 uint4 left = *(const uint4 *)(shared + k.w + (4 * i + t) * FRAG);
                 uint2 rest = *(const uint2 *)(shared + k.rest + (4 * i + t) * FRAG);
                 mma_bf16(acc, &left.x, right[0], right[1]);
                 mma_bf16_k8(acc, rest.x, rest.y, right[2]);
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
+                UNROLLED (e, 2) {
                     grad[i][2 * t + e] = fmaf(weight[i], da[2 * t + e], acc[2 * e]) + acc[2 * e + 1];
                 }
             }
@@ -437,10 +411,8 @@ static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, con
         float post[CL_N];
         load_floats(floats(o.rows + k.coef) + CL_N, post);
         load_f<EXTRA>(a, k, o, f);
-#pragma unroll
-        for (int i = 0; i < CL_N; i++)
-#pragma unroll
-            for (int e = 0; e < 8; e++) {
+        UNROLLED (i, CL_N)
+            UNROLLED (e, 8) {
                 float dropped = EXTRA && a.drop.info != NULL ? grad[i][e] * factor_of(a, kept, i, e) : grad[i][e];
                 df[e] = fmaf(post[i], dropped, df[e]);
                 with_f[i] = fmaf(dropped, f[e], with_f[i]);
@@ -449,18 +421,14 @@ static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, con
     }
     float res[CL_N * CL_N];
     load_floats(floats(o.rows + k.coef) + 2 * CL_N, res);
-#pragma unroll
-    for (int j = 0; j < CL_N; j++) {
+    UNROLLED (j, CL_N) {
         float v[8], out[8] = {}, mix[CL_N];
-#pragma unroll
-        for (int i = 0; i < CL_N; i++)
+        UNROLLED (i, CL_N)
             mix[i] = D ? res[j * CL_N + i] : res[i * CL_N + j];
         char *place = o.x + j * LINES;
         unpack<bf16>(load_raw(place), v);
-#pragma unroll
-        for (int i = 0; i < CL_N; i++)
-#pragma unroll
-            for (int e = 0; e < 8; e++) {
+        UNROLLED (i, CL_N)
+            UNROLLED (e, 8) {
                 with_x[i * CL_N + j] = fmaf(grad[i][e], v[e], with_x[i * CL_N + j]);
                 out[e] = fmaf(mix[i], grad[i][e], out[e]);
             }
@@ -472,8 +440,7 @@ static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, con
     float *mixes = (float *)(o.rows + k.mixes);
     int g = k.lane / 4;
     if (D) {
-#pragma unroll
-        for (int e = 0; e < 2; e++)
+        UNROLLED (e, 2)
             mixes[CL_N + mix_at(D, CL_N, (2 * g + e) / CL_N, (2 * g + e) % CL_N)] = with_x[e];
     } else {
         *(float2 *)(mixes + CL_N + 2 * g) = make_float2(with_x[0], with_x[1]);
@@ -482,8 +449,7 @@ static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, con
         mixes[g / 2] = with_f[0];
 }
 
-template <bool EXTRA, bool D>
-static __device__ __forceinline__ void work(const struct pass_bwd &a, struct bwd_shared *s, int group, int rank)
+template <bool EXTRA, bool D> INLINE void work(const struct pass_bwd &a, struct bwd_shared *s, int group, int rank)
 {
     struct worker k = {};
     int thread = (int)threadIdx.x % CL_GROUP_THREADS, warp = thread / 32, block = warp % BLOCKS,
@@ -537,7 +503,7 @@ static __global__ void __launch_bounds__(CL_THREADS, 1)
     struct bwd_shared *s = (struct bwd_shared *)shared;
     int rank = (int)blockIdx.x % a.ranks, warp = (int)threadIdx.x / 32, spare = (int)blockIdx.x - a.ranks * a.lines;
     if (spare >= 0) {
-        sum_look(a.look, spare * CL_THREADS + (int)threadIdx.x, MHC_SPARE * CL_THREADS);
+        add_reduced(a.reduced, spare * CL_THREADS + (int)threadIdx.x, MHC_SPARE * CL_THREADS);
         if (a.sums.dz != NULL)
             sum_rows(a.sums, a.rows, spare, (double(*)[CL_THREADS / 32][CL_LOGITS]) shared);
         return;
@@ -549,7 +515,7 @@ static __global__ void __launch_bounds__(CL_THREADS, 1)
         (&rows->coef[0][0])[i % (TOKENS * CL_LOGITS)] = 0;
     }
     if (threadIdx.x < CL_COLS)
-        s->gain[threadIdx.x] = a.gain == NULL ? 1.0f : a.gain[rank * CL_COLS + threadIdx.x] + a.one;
+        s->gain[threadIdx.x] = a.norm.gain == NULL ? 1.0f : a.norm.gain[rank * CL_COLS + threadIdx.x] + a.norm.one;
     fence_async_proxy();
     if (threadIdx.x == 0) {
         barrier_init(&s->w_here, 1);
@@ -605,7 +571,7 @@ int mhc_boundary_bwd_pass_ready(struct lane *l, const struct mhc_boundary_bwd_ar
 {
     struct pass_work w;
     divide_ready(b, &w);
-    return mhc_prepare_rows(l, b, w.records, w.operands, w.dz_ready, CL_LOGITS);
+    return mhc_prepare_rows(l, b, w.records, w.operands, {w.dz_ready, CL_LOGITS});
 }
 
 static int64_t divide(const struct mhc_boundary_bwd_args *b, void *base, struct pass_work *w)
@@ -633,29 +599,27 @@ int64_t mhc_boundary_bwd_pass_bytes(const struct mhc_boundary_bwd_args *b)
     return divide(b, NULL, &w);
 }
 
-/* Operands and records, and the look at the stream that they need and that needs them. */
+/* Operands and records, and the reduction pass over the stream that they need and that needs them. */
 static int prepare(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct pass_work *w,
-                   struct look_sums *sums)
+                   struct reduced_sums *sums)
 {
-    struct mhc_reduce_args look = {.y = b->y,
-                                   .dh = b->dh,
-                                   .records = w->records,
-                                   .gain = floats(&b->gain),
-                                   .dots = w->dots,
-                                   .dgain = present(&b->dgain) ? w->dgain : NULL,
-                                   .dw = w->dw,
-                                   .one = b->zero_centered ? 1.0f : 0.0f};
-    sums->dgain_parts = look.dgain;
-    sums->dw_parts = w->dw;
-    sums->dgain = floats(&b->dgain);
-    sums->acc_dgain = b->acc_dgain;
-    sums->products = floats(&b->products);
-    sums->products_stride = present(&b->products) ? b->products.stride[0] : 0;
-    sums->d = b->dh.dim[1];
-    sums->lines = (int)mhc_reduce_lines(b->dh.dim[0], b->dh.dim[1]);
+    struct mhc_reduce_args reduce = {.y = b->y,
+                                     .dh = b->dh,
+                                     .records = w->records,
+                                     .dots = w->dots,
+                                     .dgain = present(&b->dgain) ? w->dgain : NULL,
+                                     .dw = w->dw,
+                                     .norm = norm_of(b)};
+    *sums = {.dgain_parts = reduce.dgain,
+             .dw_parts = w->dw,
+             .dgain = floats(&b->dgain),
+             .products = view_of(&b->products),
+             .d = b->dh.dim[1],
+             .lines = (int)mhc_reduce_lines(b->dh.dim[0], b->dh.dim[1]),
+             .acc_dgain = b->acc_dgain};
     if (w->dz_ready == NULL)
-        TRY(mhc_prepare_rows(l, b, w->records, w->operands, floats(&b->dz), b->dz.stride[0]));
-    TRY(mhc_reduce(l, &look));
+        TRY(mhc_prepare_rows(l, b, w->records, w->operands, view_of(&b->dz)));
+    TRY(mhc_reduce(l, &reduce));
     return mhc_close_records(l, b, w->records, w->dots, w->dz_ready);
 }
 static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct pass_work *w,
@@ -664,12 +628,10 @@ static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const s
     struct mhc_after_pass a = {.mixes = w->mixes,
                                .dw_parts = w->dw_pre,
                                .row_parts = w->row_parts,
-                               .dcoef = floats(&b->dcoef_in),
-                               .products = floats(&b->products),
+                               .dcoef = view_of(&b->dcoef_in),
+                               .products = view_of(&b->products),
                                .rows = p->rows,
                                .k = CL_N * p->d,
-                               .dcoef_stride = b->dcoef_in.stride[0],
-                               .products_stride = present(&b->products) ? b->products.stride[0] : 0,
                                .ranks = p->ranks,
                                .lines = p->lines};
     return mhc_finish_pass(l, &a);
@@ -690,28 +652,26 @@ static int launch_pass(struct lane *l, const struct pass_maps &m, const struct p
 int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b, void *base)
 {
     struct pass_work w;
-    struct pass_bwd a = {};
     struct pass_maps m;
     int64_t rows = b->dx.dim[0], k = b->dx.dim[1], d = k / CL_N;
     divide(b, base, &w);
-    TRY(prepare(l, b, &w, &a.look));
-    a.operands = w.operands;
-    a.records = w.records;
-    a.coef_in = floats(&b->coef_in);
-    a.bias = floats(&b->bias);
-    a.gain = floats(&b->gain);
-    a.mixes = w.mixes;
-    a.dw_pre = w.dw_pre;
-    a.rows = rows;
-    a.d = d;
-    a.tiles = (int)ceil_div(rows, TOKENS);
-    a.ranks = (int)(d / CL_COLS);
-    a.lines = (int)pass_lines(rows, d);
-    a.one = b->zero_centered ? 1.0f : 0.0f;
-    a.has_dy = present(&b->dy);
+    struct pass_bwd a = {.operands = w.operands,
+                         .records = w.records,
+                         .coef_in = floats(&b->coef_in),
+                         .bias = floats(&b->bias),
+                         .norm = norm_of(b),
+                         .mixes = w.mixes,
+                         .dw_pre = w.dw_pre,
+                         .rows = rows,
+                         .d = d,
+                         .tiles = (int)ceil_div(rows, TOKENS),
+                         .ranks = (int)(d / CL_COLS),
+                         .lines = (int)pass_lines(rows, d),
+                         .has_dy = present(&b->dy),
+                         .drop = drop_rule_of(&b->drop)};
+    TRY(prepare(l, b, &w, &a.reduced));
     if (present(&b->products))
         a.sums = {floats(&b->dz), floats(&b->stat), b->dz.stride[0], b->stat.stride[0], w.row_parts};
-    a.drop = drop_rule_of(&b->drop);
     TRY(tensor_map_blocks(l, &m.x, b->x.data, rows, CL_N, d, b->x.stride[0], TOKENS, CL_COLS));
     TRY(tensor_map_blocks(l, &m.dx, b->dx.data, rows, CL_N, d, b->dx.stride[0], TOKENS, CL_COLS));
     TRY(tensor_map_blocks(l, &m.f, b->f.data, rows, 1, d, b->f.stride[0], TOKENS, CL_COLS));

@@ -1,4 +1,4 @@
-/* The backward pass through the projection for bf16 streams on Hopper, in one look at x: dx = dp w + (drho / (K rho))
+/* The backward pass through the projection for bf16 streams on Hopper, in one pass over x: dx = dp w + (drho / (K rho))
  * x, and dw = dp^T x from the same boxes.
  *
  * A block owns 256 columns and a range of rows, and walks over tiles of 64 rows. Four groups of four warps have 64
@@ -38,9 +38,9 @@ enum {
 };
 struct back_args {
     const float *dp, *drho, *rho; /* without gaps */
-    const float *w;
+    struct view w;
     float *partial; /* of dw: [ranges, n, k] */
-    int64_t w_stride, rows, k;
+    int64_t rows, k;
     int n, tiles, per_range; /* in tiles */
     float root_less;         /* added to rho where it divides */
 };
@@ -56,18 +56,15 @@ static_assert(sizeof(struct back_shared) <= 232448, "what a block of compute cap
 #if HOPPER_CODE
 
 /* Place of a value in a tile of lines of 64. */
-__device__ __forceinline__ int place(int line, int column)
-{
-    return line * 128 + (((column / 8) ^ (line % 8)) << 4) + column % 8 * 2;
-}
+INLINE int place(int line, int column) { return line * 128 + (((column / 8) ^ (line % 8)) << 4) + column % 8 * 2; }
 
 /* ---- w, once --------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void fill_w(const struct back_args &a, struct back_shared *s, int64_t first)
+INLINE void fill_w(const struct back_args &a, struct back_shared *s, int64_t first)
 {
     for (int i = (int)threadIdx.x; i < LOGITS * COLUMNS / 2; i += THREADS) {
         int row = i / (COLUMNS / 2), c = i % (COLUMNS / 2) * 2;
-        const float *from = a.w + row * a.w_stride + first + c;
+        const float *from = at<float>(a.w, row) + first + c;
         float v[2] = {row < a.n && first + c < a.k ? from[0] : 0.0f, row < a.n && first + c + 1 < a.k ? from[1] : 0.0f};
         float high[2] = {rounded<bf16>(v[0]), rounded<bf16>(v[1])};
         char *to = s->w[c / 64];
@@ -82,7 +79,7 @@ static __device__ __forceinline__ void fill_w(const struct back_args &a, struct 
 
 /* ---- dp -------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void bring_dp(const struct back_args &a, struct back_shared *s, int t, int first)
+INLINE void bring_dp(const struct back_args &a, struct back_shared *s, int t, int first)
 {
     int64_t row = (int64_t)(first + t) * ROWS;
     uint32_t bytes = (uint32_t)min(a.rows - row, (int64_t)ROWS) * (LOGITS * 4);
@@ -90,38 +87,34 @@ static __device__ __forceinline__ void bring_dp(const struct back_args &a, struc
     bulk_load(s->coming[t % COMING], a.dp + row * LOGITS, bytes, &s->came[t % COMING]);
 }
 /* rho and drho of row `thread`; 1 and 0 where there is none. */
-static __device__ __forceinline__ float2 take_rho(const struct back_args &a, int thread, int t, int first, int count)
+INLINE float2 take_rho(const struct back_args &a, int thread, int t, int first, int count)
 {
     int64_t row = (int64_t)(first + t) * ROWS + thread;
     bool there = t < count && thread < ROWS && row < a.rows;
     return make_float2(there ? a.rho[row] + a.root_less : 1.0f, there ? a.drho[row] : 0.0f);
 }
 /* Each of 96 threads has a pair of columns of every eighth row. */
-static __device__ __forceinline__ void split_dp(const struct back_shared *s, char *tile, int t, int thread,
-                                                int64_t left)
+INLINE void split_dp(const struct back_shared *s, char *tile, int t, int thread, int64_t left)
 {
     int row = thread / (LOGITS / 2), c = thread % (LOGITS / 2) * 2;
     char *high = tile + place(row, c), *low = tile + place(row, LOGITS + c);
     if (row >= 8)
         return;
-#pragma unroll
-    for (int i = 0; i < ROWS / 8; i++) {
+    UNROLLED (i, ROWS / 8) {
         float2 v = row + 8 * i < left ? *(const float2 *)&s->coming[t % COMING][row + 8 * i][c] : make_float2(0, 0);
         float2 h = make_float2(rounded<bf16>(v.x), rounded<bf16>(v.y));
         *(uint32_t *)(high + i * 1024) = pack_bf16(h.x, h.y);
         *(uint32_t *)(low + i * 1024) = pack_bf16(v.x - h.x, v.y - h.y);
     }
 }
-static __device__ __forceinline__ void make_dp(const struct back_args &a, struct back_shared *s, int first, int count)
+INLINE void make_dp(const struct back_args &a, struct back_shared *s, int first, int count)
 {
     int thread = (int)threadIdx.x - WORKERS;
     float2 ahead[AHEAD];
-#pragma unroll
-    for (int u = 0; u < AHEAD; u++)
+    UNROLLED (u, AHEAD)
         ahead[u] = take_rho(a, thread, u, first, count);
     for (int base = 0; base < count; base += AHEAD)
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++) {
+        UNROLLED (u, AHEAD) {
             int t = base + u;
             if (t >= count)
                 return;
@@ -142,22 +135,19 @@ static __device__ __forceinline__ void make_dp(const struct back_args &a, struct
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void bring(struct back_shared *s, int group, int t, int first, int column,
-                                             const CUtensorMap *x)
+INLINE void bring(struct back_shared *s, int group, int t, int first, int column, const CUtensorMap *x)
 {
     barrier_expect(&s->full[group][t % DEPTH], BOX);
     tma_load_2d(s->x[group][t % DEPTH], x, column, (first + t) * ROWS, &s->full[group][t % DEPTH]);
 }
 
 /* acc + scale x in the place of x; rows g and g + 8 of the warp's 16. */
-static __device__ __forceinline__ void add_x(char *box, const float (&acc)[32], const float (&scale)[2])
+INLINE void add_x(char *box, const float (&acc)[32], const float (&scale)[2])
 {
     int thread = (int)threadIdx.x % 128, g = thread % 32 / 4, q = thread % 4;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+    UNROLLED (half, 2) {
         int row = thread / 32 * 16 + g + 8 * half;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
+        UNROLLED (j, 8) {
             uint32_t *word = (uint32_t *)(box + place(row, 8 * j + 2 * q));
             float2 v = unpack_bf16(*word);
             *word = pack_bf16(fmaf(scale[half], v.x, acc[4 * j + 2 * half]),
@@ -167,8 +157,8 @@ static __device__ __forceinline__ void add_x(char *box, const float (&acc)[32], 
 }
 
 template <bool DW>
-static __device__ __forceinline__ void work(const struct back_args &a, struct back_shared *s, int first, int count,
-                                            const CUtensorMap *x, const CUtensorMap *dx)
+INLINE void work(const struct back_args &a, struct back_shared *s, int first, int count, const CUtensorMap *x,
+                 const CUtensorMap *dx)
 {
     int group = (int)threadIdx.x / 128, thread = (int)threadIdx.x % 128, warp = thread / 32, g = thread % 32 / 4,
         q = thread % 4;
@@ -181,12 +171,10 @@ static __device__ __forceinline__ void work(const struct back_args &a, struct ba
         barrier_wait_bounded(&s->made[t % TILES], (uint32_t)(t / TILES) & 1);
         barrier_wait_bounded(&s->full[group][t % DEPTH], (uint32_t)(t / DEPTH) & 1);
         wgmma_begin();
-#pragma unroll
-        for (int k = 0; k < 5; k++)
+        UNROLLED (k, 5)
             wgmma<64, 0, 1>::run(acc, wgmma_tile(dp, 1024, 1024) + k % 3 * 2, w + k * 2048 / 16, k == 0);
         if (DW)
-#pragma unroll
-            for (int k = 0; k < ROWS / 16; k++)
+            UNROLLED (k, ROWS / 16)
                 wgmma<2 * LOGITS, 1, 1>::run(dw, wgmma_tile(box, BOX, 1024) + k * 2048 / 16,
                                              wgmma_tile(dp, BOX, 1024) + k * 2048 / 16, 0);
         wgmma_commit();
@@ -208,8 +196,7 @@ static __device__ __forceinline__ void work(const struct back_args &a, struct ba
     }
     if (thread == 0)
         bulk_wait<0>();
-#pragma unroll
-    for (int j = 0; j < (DW ? LOGITS / 2 : 0); j++) {
+    UNROLLED (j, (DW ? LOGITS / 2 : 0)) {
         int64_t c = column + warp * 16 + g + 8 * (j / 2 % 2);
         int i = 8 * (j / 4) + 2 * q + j % 2;
         if (c < a.k && i < a.n)
@@ -306,20 +293,17 @@ int mhc_project_back(struct lane *l, const struct mhc_project_bwd_args *b)
 {
     CUtensorMap x, dx;
     int64_t rows = b->x.dim[0], k = b->x.dim[1], ranges = ranges_of(rows, k);
-    struct back_args a = {floats(&b->dp),
-                          floats(&b->drho),
-                          floats(&b->rho),
-                          floats(&b->w),
-                          floats(&b->work),
-                          b->w.stride[0],
-                          rows,
-                          k,
-                          (int)b->w.dim[0],
-                          0,
-                          0,
-                          (float)mhc_root_less(b->root_eps)};
+    struct back_args a = {.dp = floats(&b->dp),
+                          .drho = floats(&b->drho),
+                          .rho = floats(&b->rho),
+                          .w = view_of(&b->w),
+                          .partial = floats(&b->work),
+                          .rows = rows,
+                          .k = k,
+                          .n = (int)b->w.dim[0],
+                          .tiles = (int)ceil_div(rows, ROWS),
+                          .root_less = (float)mhc_root_less(b->root_eps)};
     dim3 grid((unsigned)ceil_div(k, COLUMNS), (unsigned)ranges);
-    a.tiles = (int)ceil_div(rows, ROWS);
     a.per_range = (int)ceil_div(a.tiles, ranges);
     TRY(tensor_map_2d(l, &x, b->x.data, rows, k, b->x.stride[0], ROWS));
     TRY(tensor_map_2d(l, &dx, b->dx.data, rows, k, b->dx.stride[0], ROWS));

@@ -1,4 +1,4 @@
-/* The projection p = x w^T with rho for bf16 streams on Hopper, at the rate of memory: one look at x, products by
+/* The projection p = x w^T with rho for bf16 streams on Hopper, at the rate of memory: one pass over x, products by
  * wgmma.
  *
  * A cluster of SPLIT blocks owns up to 8 tiles of 64 rows, each block a SPLIT-th of the columns. In a block, four
@@ -20,6 +20,7 @@
 
 enum {
     LOGITS = 24,
+    SPLIT = 2, /* blocks of a cluster */
     ROWS = 64,
     BOX = ROWS * 128, /* bytes */
     GROUPS = 4,
@@ -37,9 +38,8 @@ enum {
     RECORD = 28, /* floats of a row: products, sum of squares, unused */
 };
 struct ring_args {
-    const float *w;
-    float *p, *rho;
-    int64_t w_stride, p_stride, rho_stride, rows, k;
+    struct view w, p, rho;
+    int64_t rows, k;
     int n, tiles, per_cluster; /* in tiles */
     float root_eps, root_less; /* rho: root of mean square + root_eps, less root_less */
 };
@@ -63,15 +63,14 @@ static_assert(MOST_TILES <= 2 * GROUPS && FLUSH % 2 == 0, "a group has two tiles
 enum { PIECES = LOGITS * 16 / (MAKERS * 32) }; /* of 4 floats, of a chunk and thread */
 
 /* Piece i of a thread: 4 columns of a row. */
-__device__ __forceinline__ int piece_row(int i) { return ((int)threadIdx.x - WORKERS) / 16 + i * (MAKERS * 2); }
-__device__ __forceinline__ int piece_column(void) { return (int)threadIdx.x % 16 * 4; }
+INLINE int piece_row(int i) { return ((int)threadIdx.x - WORKERS) / 16 + i * (MAKERS * 2); }
+INLINE int piece_column(void) { return (int)threadIdx.x % 16 * 4; }
 
-static __device__ __forceinline__ void take_w(const struct ring_args &a, int chunk, int end, float4 (&v)[PIECES])
+INLINE void take_w(const struct ring_args &a, int chunk, int end, float4 (&v)[PIECES])
 {
     int64_t column = (int64_t)chunk * 64 + piece_column();
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) {
-        const float *from = a.w + piece_row(i) * a.w_stride + column;
+    UNROLLED (i, PIECES) {
+        const float *from = at<float>(a.w, piece_row(i)) + column;
         v[i] = make_float4(0, 0, 0, 0);
         if (chunk < end && piece_row(i) < a.n && column + 4 <= a.k)
             v[i] = *(const float4 *)from;
@@ -80,10 +79,9 @@ static __device__ __forceinline__ void take_w(const struct ring_args &a, int chu
     }
 }
 
-static __device__ __forceinline__ void write_halves(char *tile, const float4 (&v)[PIECES])
+INLINE void write_halves(char *tile, const float4 (&v)[PIECES])
 {
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) {
+    UNROLLED (i, PIECES) {
         int row = piece_row(i), column = piece_column();
         char *to = tile + row * 128 + (((column / 8) ^ (row % 8)) << 4) + column % 8 * 2;
         float high[4] = {rounded<bf16>(v[i].x), rounded<bf16>(v[i].y), rounded<bf16>(v[i].z), rounded<bf16>(v[i].w)};
@@ -93,16 +91,14 @@ static __device__ __forceinline__ void write_halves(char *tile, const float4 (&v
     }
 }
 
-static __device__ __forceinline__ void make_w(const struct ring_args &a, struct ring_shared *s, int first, int end)
+INLINE void make_w(const struct ring_args &a, struct ring_shared *s, int first, int end)
 {
     float4 ahead[AHEAD][PIECES]; /* a load waits behind the boxes that are under way */
-#pragma unroll
-    for (int u = 0; u < AHEAD; u++)
+    UNROLLED (u, AHEAD)
         take_w(a, first + u, end, ahead[u]);
     barrier_arrive(&s->asked); /* not before: boxes may come */
     for (int base = 0; base < end - first; base += AHEAD)
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++) {
+        UNROLLED (u, AHEAD) {
             int c = base + u;
             if (c >= end - first)
                 return;
@@ -118,12 +114,11 @@ static __device__ __forceinline__ void make_w(const struct ring_args &a, struct 
 /* ---- products -------------------------------------------------------------------------------- */
 
 /* Half a row of a box, squared. */
-static __device__ __forceinline__ float squares(const char *box)
+INLINE float squares(const char *box)
 {
     int row = (int)threadIdx.x % 128 / 2, half = (int)threadIdx.x % 2;
     float even = 0, odd = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
+    UNROLLED (i, 4) {
         float v[8];
         unpack<bf16>(load_raw((const bf16 *)(box + row * 128 + (((half * 4 + i) ^ (row % 8)) << 4))), v);
 #pragma unroll
@@ -138,9 +133,7 @@ static __device__ __forceinline__ float squares(const char *box)
 struct items { /* of a group: boxes in order of chunks, then tiles */
     int first_chunk, chunks, first_tile, tiles, group;
 };
-template <int TILES>
-static __device__ __forceinline__ void bring(struct ring_shared *s, const struct items &m, int item,
-                                             const CUtensorMap *x)
+template <int TILES> INLINE void bring(struct ring_shared *s, const struct items &m, int item, const CUtensorMap *x)
 {
     uint64_t *full = &s->full[m.group][item % DEPTH];
     int chunk = item / TILES, tile = item % TILES;
@@ -153,8 +146,8 @@ static __device__ __forceinline__ void bring(struct ring_shared *s, const struct
  * the same for two (8192 x 4096: 83 us instead of 90). With two tiles there is work enough, and boxes are better filled
  * again one by one. */
 template <int TILES>
-static __device__ __forceinline__ void work(struct ring_shared *s, const struct items &m, const CUtensorMap *x,
-                                            float (&sum)[2][LOGITS / 2], float (&square)[2])
+INLINE void work(struct ring_shared *s, const struct items &m, const CUtensorMap *x, float (&sum)[2][LOGITS / 2],
+                 float (&square)[2])
 {
     constexpr int AT_ONCE = TILES == 1 ? 2 : 1;
     float acc[TILES][LOGITS];
@@ -165,10 +158,8 @@ static __device__ __forceinline__ void work(struct ring_shared *s, const struct 
     for (int c = 0; c < m.chunks; c += AT_ONCE) {
         int boxes = min((int)AT_ONCE, m.chunks - c);
         bool last = (c + AT_ONCE) % FLUSH == 0 || c + AT_ONCE >= m.chunks;
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-#pragma unroll
-            for (int b = 0; b < AT_ONCE; b++) {
+        UNROLLED (t, TILES) {
+            UNROLLED (b, AT_ONCE) {
                 if (b >= boxes)
                     continue;
                 int place = (item + b) % DEPTH;
@@ -178,20 +169,17 @@ static __device__ __forceinline__ void work(struct ring_shared *s, const struct 
                     barrier_wait_bounded(&s->made[(c + b) % CHUNKS], (uint32_t)((c + b) / CHUNKS) & 1);
                 barrier_wait_bounded(&s->full[m.group][place], (uint32_t)((item + b) / DEPTH) & 1);
                 wgmma_begin();
-#pragma unroll
-                for (int k = 0; k < 4; k++)
+                UNROLLED (k, 4)
                     wgmma<2 * LOGITS, 0, 0>::run(acc[t], box + 2 * k, by + 2 * k, (c + b) % FLUSH == 0 && k == 0);
                 wgmma_commit();
             }
-#pragma unroll
-            for (int b = 0; b < AT_ONCE; b++)
+            UNROLLED (b, AT_ONCE)
                 if (b < boxes)
                     square[t] += squares(s->x[m.group][(item + b) % DEPTH]);
             wgmma_wait<0>();
             wgmma_hold(acc[t]);
             if (last)
-#pragma unroll
-                for (int j = 0; j < LOGITS / 2; j++)
+                UNROLLED (j, LOGITS / 2)
                     sum[t][j] += acc[t][j] + acc[t][j + LOGITS / 2];
             named_barrier_of(1 + m.group, 128); /* the boxes are read */
             for (int b = 0; leads && b < boxes; b++)
@@ -204,18 +192,16 @@ static __device__ __forceinline__ void work(struct ring_shared *s, const struct 
     }
 }
 
-static __device__ __forceinline__ void leave_sums(struct ring_sums *to, const struct items &m,
-                                                  const float (&sum)[2][LOGITS / 2], const float (&square)[2])
+INLINE void leave_sums(struct ring_sums *to, const struct items &m, const float (&sum)[2][LOGITS / 2],
+                       const float (&square)[2])
 {
     int thread = (int)threadIdx.x % 128, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
-#pragma unroll
-    for (int t = 0; t < 2; t++) {
+    UNROLLED (t, 2) {
         float(*own)[RECORD] = to->own + (m.group + GROUPS * t) * ROWS,
         both = square[t] + __shfl_xor_sync(0xffffffffu, square[t], 1);
         if (t >= m.tiles)
             continue;
-#pragma unroll
-        for (int j = 0; j < LOGITS / 2; j++)
+        UNROLLED (j, LOGITS / 2)
             own[16 * warp + g + 8 * (j / 2 % 2)][8 * (j / 4) + 2 * q + j % 2] = sum[t][j];
         if (thread % 2 == 0)
             *(float4 *)&own[thread / 2][LOGITS] = make_float4(both, 0, 0, 0);
@@ -224,8 +210,7 @@ static __device__ __forceinline__ void leave_sums(struct ring_sums *to, const st
 
 /* ---- rows of the cluster, when every block has its sums -------------------------------------- */
 
-template <int SPLIT>
-static __device__ __forceinline__ void exchange(struct ring_sums *sums, uint64_t *received, int rows, int rank)
+INLINE void exchange(struct ring_sums *sums, uint64_t *received, int rows, int rank)
 {
     int mine = rows / SPLIT;
     for (int i = (int)threadIdx.x; i < rows * (RECORD / 4); i += THREADS) {
@@ -237,31 +222,27 @@ static __device__ __forceinline__ void exchange(struct ring_sums *sums, uint64_t
     barrier_wait_bounded(received, 0);
 }
 
-template <int SPLIT>
-static __device__ __forceinline__ void write_rows(const struct ring_args &a, const struct ring_sums *sums,
-                                                  int64_t first, int rows, int rank)
+INLINE void write_rows(const struct ring_args &a, const struct ring_sums *sums, int64_t first, int rows, int rank)
 {
     int mine = rows / SPLIT;
-    const float(*from)[RECORD] = SPLIT == 1 ? sums->own : sums->all;
+    const float(*from)[RECORD] = sums->all;
     for (int i = (int)threadIdx.x; i < mine * (LOGITS + 1); i += THREADS) {
         int row = i / (LOGITS + 1), k = i % (LOGITS + 1);
-        int64_t at = first + rank * mine + row;
+        int64_t row_at = first + rank * mine + row;
         float sum = 0;
-#pragma unroll
-        for (int r = 0; r < SPLIT; r++)
+        UNROLLED (r, SPLIT)
             sum += from[r * mine + row][k];
-        if (at >= a.rows)
+        if (row_at >= a.rows)
             continue;
         if (k == LOGITS)
-            a.rho[at * a.rho_stride] = sqrtf(sum / (float)a.k + a.root_eps) - a.root_less;
+            *at<float>(a.rho, row_at) = sqrtf(sum / (float)a.k + a.root_eps) - a.root_less;
         else if (k < a.n)
-            a.p[at * a.p_stride + k] = sum;
+            at<float>(a.p, row_at)[k] = sum;
     }
 }
 
 #endif
 
-template <int SPLIT>
 static __global__ void __launch_bounds__(THREADS, 1)
     project_ring(const __grid_constant__ CUtensorMap x, const __grid_constant__ struct ring_args a)
 {
@@ -269,7 +250,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     DYNAMIC_SHARED(char, shared, 1024);
     struct ring_shared *s = (struct ring_shared *)shared;
     struct ring_sums *sums = (struct ring_sums *)shared;
-    int rank = SPLIT == 1 ? 0 : (int)cluster_rank(), first_tile = (int)blockIdx.x / SPLIT * a.per_cluster,
+    int rank = (int)cluster_rank(), first_tile = (int)blockIdx.x / SPLIT * a.per_cluster,
         tiles = min(a.per_cluster, a.tiles - first_tile);
     int chunks = (int)((a.k + 63) / 64), first = chunks * rank / SPLIT, end = chunks * (rank + 1) / SPLIT;
     struct items m = {first, end - first, first_tile, 0, (int)threadIdx.x / 128};
@@ -285,8 +266,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(&s->asked, MAKERS * 32);
         barrier_init(&s->received, 1);
         barrier_init_done();
-        if (SPLIT > 1)
-            barrier_expect(&s->received, (uint32_t)(tiles * ROWS * RECORD * 4));
+        barrier_expect(&s->received, (uint32_t)(tiles * ROWS * RECORD * 4));
     }
     __syncthreads();
     if (threadIdx.x >= WORKERS) {
@@ -303,13 +283,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
         named_barrier<1 + GROUPS, WORKERS>(); /* the boxes are used up */
         leave_sums(sums, m, sum, square);
     }
-    if (SPLIT > 1) {
-        cluster_sync(); /* those of the others too */
-        exchange<SPLIT>(sums, &s->received, tiles * ROWS, rank);
-    } else {
-        __syncthreads();
-    }
-    write_rows<SPLIT>(a, sums, (int64_t)first_tile * ROWS, tiles * ROWS, rank);
+    cluster_sync(); /* those of the others too */
+    exchange(sums, &s->received, tiles * ROWS, rank);
+    write_rows(a, sums, (int64_t)first_tile * ROWS, tiles * ROWS, rank);
 #endif
 }
 
@@ -320,29 +296,23 @@ bool mhc_project_rings(const struct lane *l, const struct mhc_project_fwd_args *
            b->x.dim[1] >= 64 && aligned16(&b->x) && aligned16(&b->w);
 }
 
-template <int SPLIT> static int launch_ring(struct lane *l, const struct mhc_project_fwd_args *b, int most)
+int mhc_project_ring(struct lane *l, const struct mhc_project_fwd_args *b)
 {
     CUtensorMap x;
-    struct ring_args a = {floats(&b->w),
-                          floats(&b->p),
-                          floats(&b->rho),
-                          b->w.stride[0],
-                          b->p.stride[0],
-                          b->rho.stride[0],
-                          b->x.dim[0],
-                          b->x.dim[1],
-                          (int)b->w.dim[0],
-                          0,
-                          0,
-                          (float)b->root_eps,
-                          (float)mhc_root_less(b->root_eps)};
-    a.tiles = (int)ceil_div(a.rows, ROWS);
-    a.per_cluster = (int)min_i64(max_i64(ceil_div(a.tiles, max_i64(cuda_of(l)->sm_budget / SPLIT, 1)), 1), most);
+    struct ring_args a = {.w = view_of(&b->w),
+                          .p = view_of(&b->p),
+                          .rho = view_of(&b->rho),
+                          .rows = b->x.dim[0],
+                          .k = b->x.dim[1],
+                          .n = (int)b->w.dim[0],
+                          .tiles = (int)ceil_div(b->x.dim[0], ROWS),
+                          .root_eps = (float)b->root_eps,
+                          .root_less = (float)mhc_root_less(b->root_eps)};
+    int64_t at_once = max_i64(cuda_of(l)->sm_budget / SPLIT, 1);
+    a.per_cluster = (int)min_i64(max_i64(ceil_div(a.tiles, at_once), 1), MOST_TILES);
     TRY(tensor_map_2d(l, &x, b->x.data, a.rows, a.k, b->x.stride[0], ROWS));
-    NEEDS_SMEM(l, project_ring<SPLIT>, sizeof(struct ring_shared));
-    LAUNCH_CLUSTER(l, project_ring<SPLIT>, (unsigned)(ceil_div(a.tiles, a.per_cluster) * SPLIT), SPLIT, THREADS,
+    NEEDS_SMEM(l, project_ring, sizeof(struct ring_shared));
+    LAUNCH_CLUSTER(l, project_ring, (unsigned)(ceil_div(a.tiles, a.per_cluster) * SPLIT), SPLIT, THREADS,
                    sizeof(struct ring_shared), x, a);
     return ST_OK;
 }
-
-int mhc_project_ring(struct lane *l, const struct mhc_project_fwd_args *b) { return launch_ring<2>(l, b, MOST_TILES); }

@@ -9,35 +9,24 @@ enum {
 
 /* What the records of rows are made from. */
 struct record_args {
-    const float *stat, *coef, *dcoef, *a_pre, *a_post, *a_res, *beta;
-    int64_t stat_stride, coef_stride, dcoef_stride, dz_stride, rows, k;
-    float *dz, *records;
+    struct view stat, coef, dcoef, dz;
+    struct gate_params by;
+    int64_t rows, k;
+    float *records;
     const float *dz_ready; /* [rows, N]: dz of post and res, if they were made before; or NULL */
-    int iterations;
-    float root_less; /* added to rho where it divides */
-    bool profile_d;
+    struct rule_args rule;
 };
 static struct record_args record_args_of(const struct mhc_boundary_bwd_args *b, float *records)
 {
-    struct record_args a = {.stat = floats(&b->stat),
-                            .coef = floats(&b->coef),
-                            .dcoef = floats(&b->dcoef),
-                            .a_pre = floats(&b->a_pre),
-                            .a_post = floats(&b->a_post),
-                            .a_res = floats(&b->a_res),
-                            .beta = floats(&b->beta),
-                            .stat_stride = b->stat.stride[0],
-                            .coef_stride = b->coef.stride[0],
-                            .dcoef_stride = present(&b->dcoef) ? b->dcoef.stride[0] : 0,
-                            .dz_stride = b->dz.stride[0],
-                            .rows = b->dx.dim[0],
-                            .k = b->dx.dim[1],
-                            .dz = floats(&b->dz),
-                            .records = records,
-                            .iterations = (int)b->rule.iterations,
-                            .root_less = (float)mhc_root_less(b->rule.root_eps),
-                            .profile_d = b->rule.profile == MHC_D};
-    return a;
+    return {.stat = view_of(&b->stat),
+            .coef = view_of(&b->coef),
+            .dcoef = view_of(&b->dcoef),
+            .dz = view_of(&b->dz),
+            .by = gate_params_of(b),
+            .rows = b->dx.dim[0],
+            .k = b->dx.dim[1],
+            .records = records,
+            .rule = rule_of(b->rule)};
 }
 
 /* Blocks of the small kernels for so many items. */
@@ -48,14 +37,14 @@ __host__ __device__ __forceinline__ int64_t blocks_for(int64_t items)
 
 /* w as the left operand of dp w, 16 channels in MHC_FRAG bytes; item: lane, tile of 16, stream,
  * block of 64 channels. */
-static __device__ void backward_operand(const float *w, int64_t stride, int64_t d, char *out, int64_t item)
+static __device__ void backward_operand(const struct view &w, int64_t d, char *out, int64_t item)
 {
     int lane = (int)(item % 32), g = lane / 4, q = lane % 4, t = (int)(item / 32 % 4),
         stream = (int)(item / 128 % CL_N);
-    const float *from = w + stream * d + item / 512 * 64 + 8 * piece_of(g) + 2 * t;
+    int64_t stride = w.stride;
+    const float *from = (const float *)w.data + stream * d + item / 512 * 64 + 8 * piece_of(g) + 2 * t;
     uint32_t r[6];
-#pragma unroll
-    for (int k = 0; k < 6; k++) {
+    UNROLLED (k, 6) {
         const float *at = from + (8 * (k / 2) + 2 * q) * stride + k % 2;
         r[k] = pack_bf16(at[0], at[stride]);
     }
@@ -64,37 +53,32 @@ static __device__ void backward_operand(const float *w, int64_t stride, int64_t 
     *(uint2 *)(to + 512 + lane * 8) = make_uint2(r[4], r[5]);
 }
 
-__device__ __forceinline__ float4 scaled4(float4 v, float by)
-{
-    return make_float4(v.x * by, v.y * by, v.z * by, v.w * by);
-}
-/* What does not wait for the look at the stream, by four lanes a row: all but m, scale and pre's dz and dp. The sum
+INLINE float4 scaled4(float4 v, float by) { return make_float4(v.x * by, v.y * by, v.z * by, v.w * by); }
+/* What does not wait for the reduction pass, by four lanes a row: all but m, scale and pre's dz and dp. The sum
  * that scale comes from is left in its place. */
 static __device__ void row_record(const struct record_args &a, int64_t item, float2 *kept)
 {
     int64_t row = min(item / 4, a.rows - 1);
     int lane = (int)(item % 4);
-    const float *p = a.stat + row * a.stat_stride, *up = a.dcoef == NULL ? NULL : a.dcoef + row * a.dcoef_stride;
-    float q = 1.0f / (p[CL_LOGITS] + (float)MHC_EPS), by_post = *a.a_post, by_res = *a.a_res, z[CL_N], g[CL_N] = {},
-          post = 0, sum = 0;
+    const float *p = at<float>(a.stat, row), *up = a.dcoef.data == NULL ? NULL : at<float>(a.dcoef, row);
+    float q = 1.0f / (p[CL_LOGITS] + (float)MHC_EPS), by_post = *a.by.alpha[1], by_res = *a.by.alpha[2], z[CL_N],
+          g[CL_N] = {}, post = 0, sum = 0;
     if (up != NULL) {
-        float sig = precise_sigmoid(q * p[CL_N + lane] * by_post + a.beta[CL_N + lane]);
+        float sig = precise_sigmoid(q * p[CL_N + lane] * by_post + a.by.beta[CL_N + lane]);
         post = 2 * up[CL_N + lane] * sig * (1 - sig);
-#pragma unroll
-        for (int j = 0; j < CL_N; j++) {
+        UNROLLED (j, CL_N) {
             int k = 2 * CL_N + CL_N * lane + j;
-            z[j] = q * p[k] * by_res + a.beta[k];
+            z[j] = q * p[k] * by_res + a.by.beta[k];
             g[j] = up[k];
         }
-        quad_gradient(z, g, lane, a.iterations, a.profile_d, kept, ROW_THREADS, KEPT);
+        quad_gradient(z, g, lane, a.rule.iterations, a.rule.profile_d, kept, ROW_THREADS, KEPT);
     }
-#pragma unroll
-    for (int j = 0; j < CL_N; j++)
+    UNROLLED (j, CL_N)
         sum += g[j] * by_res * p[2 * CL_N + CL_N * lane + j];
     sum = quad_sum(sum + post * by_post * p[CL_N + lane]);
     if (item / 4 >= a.rows)
         return;
-    float *record = a.records + row * MHC_RECORD, *dz = a.dz + row * a.dz_stride;
+    float *record = a.records + row * MHC_RECORD, *dz = at<float>(a.dz, row);
     bf16 *dp = (bf16 *)(record + REC_DP);
     uint2 first = split_pair(g[0] * by_res * q, g[1] * by_res * q),
           second = split_pair(g[2] * by_res * q, g[3] * by_res * q), one = split_pair(post * by_post * q, 0);
@@ -107,16 +91,16 @@ static __device__ void row_record(const struct record_args &a, int64_t item, flo
     if (lane < 2) /* of pre, for the time being */
         *(uint2 *)(dp + lane * CL_LOGITS) = make_uint2(0, 0);
     else if (lane == 2)
-        *(float4 *)(record + REC_PRE) = scaled4(*(const float4 *)(a.coef + row * a.coef_stride), p[CL_LOGITS + 1]);
+        *(float4 *)(record + REC_PRE) = scaled4(*(const float4 *)at<float>(a.coef, row), p[CL_LOGITS + 1]);
     else
         *(float4 *)(record + REC_RSTD) = make_float4(p[CL_LOGITS + 1], 0, sum, 0);
 }
 
 struct prepare {
     struct record_args record;
-    const float *w;
+    struct view w;
     char *operands;
-    int64_t w_stride, d, count; /* of lanes of operands */
+    int64_t d, count; /* of lanes of operands */
 };
 /* Rows first: they take longer. */
 static __global__ void __launch_bounds__(ROW_THREADS) prepare_rows(const __grid_constant__ struct prepare a)
@@ -126,7 +110,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) prepare_rows(const __grid_
     if ((int64_t)blockIdx.x < blocks)
         row_record(a.record, item, &kept[0][threadIdx.x]);
     else if ((item -= blocks * ROW_THREADS) < a.count)
-        backward_operand(a.w, a.w_stride, a.d, a.operands, item);
+        backward_operand(a.w, a.d, a.operands, item);
 }
 
 /* The rest, from the dots of all blocks of channels, by four lanes a row, each for one logit of pre. */
@@ -135,12 +119,12 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 {
     int64_t item = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x, row = min(item / 4, a.rows - 1);
     int lane = (int)(item % 4);
-    const float *p = a.stat + row * a.stat_stride;
+    const float *p = at<float>(a.stat, row);
     float *record = a.records + row * MHC_RECORD;
     float rho = p[CL_LOGITS], q = 1.0f / (rho + (float)MHC_EPS), rstd = record[REC_RSTD], pre = record[REC_PRE + lane],
-          rest = record[REC_SCALE], by = *a.a_pre;
-    float above = a.dcoef == NULL ? 0.0f : a.dcoef[row * a.dcoef_stride + lane],
-          sig = precise_sigmoid(q * p[lane] * by + a.beta[lane]), with_u = 0, with_a = 0;
+          rest = record[REC_SCALE], by = *a.by.alpha[0];
+    float above = number_or_zero(a.dcoef, row, lane), sig = precise_sigmoid(q * p[lane] * by + a.by.beta[lane]),
+          with_u = 0, with_a = 0;
 #pragma unroll 8
     for (int r = 0; r < ranks; r++) {
         const float *from = dots + (r * a.rows + row) * MHC_REDUCE_DOTS + lane;
@@ -155,7 +139,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     uint16_t *to = (uint16_t *)(record + REC_DP) + lane;
     to[0] = (uint16_t)dp.x;
     to[CL_LOGITS] = (uint16_t)dp.y;
-    float *dz = a.dz + row * a.dz_stride;
+    float *dz = at<float>(a.dz, row);
     dz[lane] = v;
     if (a.dz_ready != NULL) {
         const float *from = a.dz_ready + row * CL_LOGITS;
@@ -165,52 +149,49 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     if (lane == 0)
         record[REC_M] = m;
     if (lane == 1)
-        record[REC_SCALE] = rho + a.root_less == 0 ? 0.0f : -q * q * sum / ((float)a.k * (rho + a.root_less));
+        record[REC_SCALE] = rho + a.rule.root_less == 0 ? 0.0f : -q * q * sum / ((float)a.k * (rho + a.rule.root_less));
 }
 
 /* dcoef_in: zeros for pre, then the sums over blocks in order; an item is 4 numbers. */
-static __device__ __forceinline__ void sum_ranks(const float *mixes, int ranks, int64_t rows, float *dcoef,
-                                                 int64_t stride, int64_t item)
+INLINE void sum_ranks(const struct mhc_after_pass &a, int64_t item)
 {
     int64_t row = item / 6;
     int v = (int)(item % 6);
-    if (row >= rows)
+    if (row >= a.rows)
         return;
     float4 sum = make_float4(0, 0, 0, 0);
     if (v > 0) {
 #pragma unroll 8
-        for (int r = 0; r < ranks; r++)
-            sum = add4(sum, *(const float4 *)(mixes + (r * rows + row) * MHC_MIXES + (v - 1) * 4));
+        for (int r = 0; r < a.ranks; r++)
+            sum = add4(sum, *(const float4 *)(a.mixes + (r * a.rows + row) * MHC_MIXES + (v - 1) * 4));
     }
-    *(float4 *)(dcoef + row * stride + v * 4) = sum;
+    *(float4 *)(at<float>(a.dcoef, row) + v * 4) = sum;
 }
 /* Blocks for dcoef_in, then for dw's rows of pre, then one for sums over rows. */
 static __global__ void __launch_bounds__(ROW_THREADS) finish_pass(const __grid_constant__ struct mhc_after_pass a)
 {
     int64_t blocks = blocks_for(6 * a.rows), item = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
     if ((int64_t)blockIdx.x < blocks) {
-        sum_ranks(a.mixes, a.ranks, a.rows, a.dcoef, a.dcoef_stride, item);
+        sum_ranks(a, item);
     } else if ((item -= blocks * ROW_THREADS) < CL_N * a.k) {
-        a.products[item / a.k * a.products_stride + item % a.k] = sum_of(a.dw_parts + item, a.lines, CL_N * a.k);
+        at<float>(a.products, item / a.k)[item % a.k] = sum_of(a.dw_parts + item, a.lines, CL_N * a.k);
     } else if ((item -= CL_N * a.k) < 2 * CL_LOGITS) {
         double sum = 0;
         for (int i = 0; i < MHC_SPARE; i++)
             sum += a.row_parts[i * 2 * CL_LOGITS + item];
-        a.products[CL_LOGITS * a.products_stride + item] = (float)sum;
+        at<float>(a.products, CL_LOGITS)[item] = (float)sum;
     }
 }
 
-int mhc_prepare_rows(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, uint4 *operands, float *dz,
-                     int64_t dz_stride)
+int mhc_prepare_rows(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, uint4 *operands,
+                     struct view dz)
 {
     struct prepare p = {.record = record_args_of(b, records),
-                        .w = floats(&b->w),
+                        .w = view_of(&b->w),
                         .operands = (char *)operands,
-                        .w_stride = b->w.stride[0]};
+                        .d = b->dx.dim[1] / CL_N,
+                        .count = b->dx.dim[1] / 64 * 128};
     p.record.dz = dz;
-    p.record.dz_stride = dz_stride;
-    p.d = p.record.k / CL_N;
-    p.count = p.record.k / 64 * 128;
     LAUNCH(l, prepare_rows, (unsigned)(blocks_for(4 * p.record.rows) + blocks_for(p.count)), ROW_THREADS, 0, p);
     return ST_OK;
 }

@@ -1,4 +1,4 @@
-/* One look at the stream y before the boundary's large backward pass, for 4 streams of bf16 on Hopper: the sums over
+/* One pass over the stream y before the boundary's large backward pass, for 4 streams of bf16 on Hopper: the sums over
  * channels that norm and aggregate need in their backward pass, dgain, and dw = dp^T y as far as dp is known without
  * those sums: rows of post and res. (Those of pre are left to the pass, which has y again.)
  *
@@ -21,49 +21,48 @@ enum {
     DOTS = MHC_REDUCE_DOTS,
 };
 static_assert(WARPS == TOKENS && 32 * 8 == CL_COLS, "a warp takes a token for the dots");
-struct look_tile { /* a multiple of 1024 bytes, as swizzled tiles want */
+struct reduce_tile { /* a multiple of 1024 bytes, as swizzled tiles want */
     char y[BLOCKS * CL_N * LINES], dh[BLOCKS * LINES];
 };
-struct look_shared {
-    struct look_tile tile[STAGES];
+struct reduce_shared {
+    struct reduce_tile tile[STAGES];
     float record[STAGES][TOKENS][MHC_RECORD];
     float gain[CL_COLS]; /* as dh is multiplied by it */
     uint64_t full[STAGES], used[STAGES];
 };
-static_assert(sizeof(struct look_shared) <= 227 * 1024, "shared memory of a block");
+static_assert(sizeof(struct reduce_shared) <= 227 * 1024, "shared memory of a block");
 
-struct look {
-    const float *records, *gain;
+struct reduction {
+    const float *records;
     float *dots, *dgain, *dw; /* dgain, dw may be NULL */
+    struct norm_args norm;
     int64_t rows, d;
     int tiles, ranks, lines;
-    float one;
 };
 
 #if HOPPER_CODE
 
-__device__ __forceinline__ int tile_of(const struct look &a, int j) { return (int)blockIdx.x / a.ranks + j * a.lines; }
+INLINE int tile_of(const struct reduction &a, int j) { return (int)blockIdx.x / a.ranks + j * a.lines; }
 
-static __device__ __forceinline__ void load_tile(const struct look &a, struct look_shared *s, int j, int rank,
-                                                 const CUtensorMap *y, const CUtensorMap *dh)
+INLINE void load_tile(const struct reduction &a, struct reduce_shared *s, int j, int rank, const CUtensorMap *y,
+                      const CUtensorMap *dh)
 {
     int stage = j % STAGES, row = tile_of(a, j) * TOKENS, live = (int)min(a.rows - row, (int64_t)TOKENS);
     uint32_t record = (uint32_t)(live * MHC_RECORD * 4);
     uint64_t *bar = &s->full[stage];
-    barrier_expect(bar, (uint32_t)sizeof(struct look_tile) + record);
+    barrier_expect(bar, (uint32_t)sizeof(struct reduce_tile) + record);
     bulk_load(s->record[stage], a.records + (int64_t)row * MHC_RECORD, record, bar);
     tma_load_blocks(s->tile[stage].y, y, rank * BLOCKS, row, bar);
     tma_load_blocks(s->tile[stage].dh, dh, rank * BLOCKS, row, bar);
 }
 
 /* 8 sums over the warp: lane 4 i is left with number i. */
-static __device__ __forceinline__ float sum_dots(float (&v)[DOTS], int lane)
+INLINE float sum_dots(float (&v)[DOTS], int lane)
 {
 #pragma unroll
     for (int half = DOTS / 2, bit = 16; half > 0; half /= 2, bit /= 2) {
         bool upper = (lane & bit) != 0;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
+        UNROLLED (i, half) {
             float keep = upper ? v[i + half] : v[i], send = upper ? v[i] : v[i + half];
             v[i] = keep + __shfl_xor_sync(0xffffffffu, send, bit);
         }
@@ -73,35 +72,30 @@ static __device__ __forceinline__ float sum_dots(float (&v)[DOTS], int lane)
 }
 
 /* Values of one token, 8 channels a lane. */
-static __device__ __forceinline__ void make_dots(const struct look &a, const struct look_shared *s, int token, int lane,
-                                                 int stage, int64_t row, int rank, float (&dgain)[8])
+INLINE void make_dots(const struct reduction &a, const struct reduce_shared *s, int token, int lane, int stage,
+                      int64_t row, int rank, float (&dgain)[8])
 {
-    const struct look_tile *t = &s->tile[stage];
+    const struct reduce_tile *t = &s->tile[stage];
     const float *record = s->record[stage][token];
     int at = in_tile(token, lane % 8), block = lane / 8;
     float4 by = *(const float4 *)(record + REC_PRE);
     float pre[CL_N] = {by.x, by.y, by.z, by.w};
     uint4 y[CL_N];
     float u[8], agg[8] = {}, dots[DOTS] = {};
-#pragma unroll
-    for (int i = 0; i < CL_N; i++)
+    UNROLLED (i, CL_N)
         y[i] = load_raw(t->y + (block * CL_N + i) * LINES + at);
     unpack<bf16>(load_raw(t->dh + block * LINES + at), u);
     add_streams(y, pre, agg);
-#pragma unroll
-    for (int e = 0; e < 8; e++)
+    UNROLLED (e, 8)
         dgain[e] = fmaf(u[e], agg[e], dgain[e]);
     float gain[8];
     load_floats(s->gain + lane * 8, gain);
-#pragma unroll
-    for (int e = 0; e < 8; e++)
+    UNROLLED (e, 8)
         u[e] *= gain[e];
-#pragma unroll
-    for (int i = 0; i < CL_N; i++) {
+    UNROLLED (i, CL_N) {
         float v[8];
         unpack<bf16>(y[i], v);
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
+        UNROLLED (e, 8) {
             dots[i] = fmaf(v[e], u[e], dots[i]);
             dots[CL_N + i] = fmaf(v[e], agg[e], dots[CL_N + i]);
         }
@@ -112,32 +106,28 @@ static __device__ __forceinline__ void make_dots(const struct look &a, const str
 }
 
 /* acc [channels of 16][logits of 8] += y^T dp of a tile: high halves of dp, then low ones. */
-static __device__ __forceinline__ void multiply(const struct look_shared *s, int warp, int lane, int stage,
-                                                float (&acc)[4][TILES][4])
+INLINE void multiply(const struct reduce_shared *s, int warp, int lane, int stage, float (&acc)[4][TILES][4])
 {
     uint32_t b[TILES][4]; /* high, of tokens 0-7 and 8-15; low */
     int row = lane % 16, half = lane / 16;
     uint32_t y = shared_address(s->tile[stage].y + warp * LINES + in_tile(lane % 8 + half * 8, lane / 8 % 2));
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
+    UNROLLED (t, TILES) {
         const bf16 *dp = (const bf16 *)(s->record[stage][row] + REC_DP);
         load_matrices_t(b[t], dp + half * CL_LOGITS + 8 * t);
     }
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
+    UNROLLED (c, 4) {
         uint32_t v[4];
         /* two pieces further: pieces are exchanged by exclusive or, and tiles aligned */
         load_matrices_t(v, y ^ (uint32_t)c << 5);
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
+        UNROLLED (t, TILES) {
             mma_bf16(acc[c][t], v, b[t][0], b[t][1]);
             mma_bf16(acc[c][t], v, b[t][2], b[t][3]);
         }
     }
 }
 
-static __device__ __forceinline__ void leave_dgain(const struct look &a, struct look_shared *s, int warp, int lane,
-                                                   int rank, const float (&dgain)[8])
+INLINE void leave_dgain(const struct reduction &a, struct reduce_shared *s, int warp, int lane, int rank,
+                        const float (&dgain)[8])
 {
     float *parts = (float *)s->tile; /* [WARPS][CL_COLS], when all tiles are done with */
     __syncthreads();
@@ -152,18 +142,14 @@ static __device__ __forceinline__ void leave_dgain(const struct look &a, struct 
 }
 
 /* Rows of post and res; those of pre are zeros and left out. */
-static __device__ __forceinline__ void leave_dw(const struct look &a, int warp, int lane, int rank,
-                                                const float (&acc)[4][TILES][4])
+INLINE void leave_dw(const struct reduction &a, int warp, int lane, int rank, const float (&acc)[4][TILES][4])
 {
     int g = lane / 4, q = lane % 4;
     int64_t k = CL_N * a.d, column = warp % CL_N * a.d + rank * CL_COLS + warp / CL_N * 64;
     float *to = a.dw + (int64_t)(blockIdx.x / a.ranks) * (CL_LOGITS - CL_N) * k;
-#pragma unroll
-    for (int c = 0; c < 4; c++)
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int v = 0; v < 4; v++) {
+    UNROLLED (c, 4)
+        UNROLLED (t, TILES)
+            UNROLLED (v, 4) {
                 int logit = 8 * t + 2 * q + v % 2;
                 if (logit >= CL_N)
                     to[(logit - CL_N) * k + column + 16 * c + 8 * (v / 2) + g] = acc[c][t][v];
@@ -173,12 +159,12 @@ static __device__ __forceinline__ void leave_dw(const struct look &a, int warp, 
 #endif
 
 static __global__ void __launch_bounds__(THREADS, 1)
-    look_at_stream(const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap dh,
-                   const __grid_constant__ struct look a)
+    reduce_stream(const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap dh,
+                  const __grid_constant__ struct reduction a)
 {
 #if HOPPER_CODE
     DYNAMIC_SHARED(char, shared, 1024);
-    struct look_shared *s = (struct look_shared *)shared;
+    struct reduce_shared *s = (struct reduce_shared *)shared;
     int rank = (int)blockIdx.x % a.ranks, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     float acc[4][TILES][4] = {}, dgain[8] = {};
     /* In the last tile, records beyond the last row stay what they were: zeros, or those of an earlier tile; y is zero
@@ -187,7 +173,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         (&s->record[0][0][0])[i] = 0;
     fence_async_proxy();
     if (threadIdx.x < CL_COLS)
-        s->gain[threadIdx.x] = a.gain == NULL ? 1.0f : a.gain[rank * CL_COLS + threadIdx.x] + a.one;
+        s->gain[threadIdx.x] = a.norm.gain == NULL ? 1.0f : a.norm.gain[rank * CL_COLS + threadIdx.x] + a.norm.one;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&s->full[i], 1);
@@ -229,22 +215,21 @@ int64_t mhc_reduce_lines(int64_t rows, int64_t d)
 
 int mhc_reduce(struct lane *l, const struct mhc_reduce_args *b)
 {
-    struct look a = {};
     CUtensorMap y, dh;
-    a.records = b->records;
-    a.gain = b->gain;
-    a.dots = b->dots;
-    a.dgain = b->dgain;
-    a.dw = b->dw;
-    a.rows = b->y.dim[0];
-    a.d = b->dh.dim[1];
-    a.tiles = (int)ceil_div(a.rows, TOKENS);
-    a.ranks = (int)(a.d / CL_COLS);
-    a.lines = (int)mhc_reduce_lines(a.rows, a.d);
-    a.one = b->one;
+    int64_t rows = b->y.dim[0], d = b->dh.dim[1];
+    struct reduction a = {.records = b->records,
+                          .dots = b->dots,
+                          .dgain = b->dgain,
+                          .dw = b->dw,
+                          .norm = b->norm,
+                          .rows = rows,
+                          .d = d,
+                          .tiles = (int)ceil_div(rows, TOKENS),
+                          .ranks = (int)(d / CL_COLS),
+                          .lines = (int)mhc_reduce_lines(rows, d)};
     TRY(tensor_map_blocks(l, &y, b->y.data, a.rows, CL_N, a.d, b->y.stride[0], TOKENS, CL_COLS));
     TRY(tensor_map_blocks(l, &dh, b->dh.data, a.rows, 1, a.d, b->dh.stride[0], TOKENS, CL_COLS));
-    NEEDS_SMEM(l, look_at_stream, sizeof(struct look_shared));
-    LAUNCH(l, look_at_stream, (unsigned)(a.ranks * a.lines), THREADS, sizeof(struct look_shared), y, dh, a);
+    NEEDS_SMEM(l, reduce_stream, sizeof(struct reduce_shared));
+    LAUNCH(l, reduce_stream, (unsigned)(a.ranks * a.lines), THREADS, sizeof(struct reduce_shared), y, dh, a);
     return ST_OK;
 }

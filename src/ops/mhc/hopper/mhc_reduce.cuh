@@ -1,7 +1,7 @@
 /* What the kernels of the boundary's backward pass share: records of rows, and what runs before and after it. Private
  * to ops/mhc. */
-#ifndef BRAID_OPS_MHC_LOOK_CUH
-#define BRAID_OPS_MHC_LOOK_CUH
+#ifndef BRAID_OPS_MHC_REDUCE_CUH
+#define BRAID_OPS_MHC_REDUCE_CUH
 
 #include "ops/mhc/hopper/mhc_pass.cuh"
 
@@ -20,12 +20,9 @@ enum { REC_PRE = 0, REC_RSTD = 4, REC_M, REC_SCALE, REC_DP = 8 };
  * quarter warp find their channels in different banks. */
 __host__ __device__ __forceinline__ int piece_of(int g) { return g >> 1 | (g & 1) << 2; }
 
-__device__ __forceinline__ float4 add4(float4 a, float4 b)
-{
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
+INLINE float4 add4(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 /* The sum of this element of all parts, in order. */
-__device__ __forceinline__ float sum_of(const float *part, int parts, int64_t stride)
+INLINE float sum_of(const float *part, int parts, int64_t stride)
 {
     float sum = 0;
 #pragma unroll 8
@@ -36,10 +33,10 @@ __device__ __forceinline__ float sum_of(const float *part, int parts, int64_t st
 
 /* ---- rows: mhc_records.cu -------------------------------------------------------------------- */
 
-/* All of the records but m, scale and dp of pre, of which the look comes first; dz but for pre. And w as the left
- * operand of dp w. */
-int mhc_prepare_rows(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, uint4 *operands, float *dz,
-                     int64_t dz_stride);
+/* All of the records but m, scale and dp of pre, of which the reduction pass comes first; dz but for pre. And w as the
+ * left operand of dp w. */
+int mhc_prepare_rows(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, uint4 *operands,
+                     struct view dz);
 /* dz_ready [rows, N] or NULL: where mhc_prepare_rows left dz, if not in its place. */
 int mhc_close_records(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, const float *dots,
                       const float *dz_ready);
@@ -48,21 +45,21 @@ int mhc_close_records(struct lane *l, const struct mhc_boundary_bwd_args *b, flo
 struct mhc_after_pass {
     const float *mixes, *dw_parts; /* dw_parts may be NULL: no products */
     const double *row_parts;
-    float *dcoef, *products;
-    int64_t rows, k, dcoef_stride, products_stride;
+    struct view dcoef, products;
+    int64_t rows, k;
     int ranks, lines;
 };
 int mhc_finish_pass(struct lane *l, const struct mhc_after_pass *a);
 
-/* ---- the look: mhc_reduce.cu ----------------------------------------------------------------- */
+/* ---- the reduction pass: mhc_reduce.cu ------------------------------------------------------- */
 
 /* dots [ranks, rows, MHC_REDUCE_DOTS] by blocks of 256 channels; dgain [lines, d] or NULL; dw [lines, 20, K] or NULL.
  * records: pre, rstd, and dp with zeros for pre. */
 struct mhc_reduce_args {
     struct tensor y, dh;
-    const float *records, *gain;
+    const float *records;
     float *dots, *dgain, *dw;
-    float one;
+    struct norm_args norm;
 };
 int64_t mhc_reduce_lines(int64_t rows, int64_t d);
 int mhc_reduce(struct lane *l, const struct mhc_reduce_args *a);

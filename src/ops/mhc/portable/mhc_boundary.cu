@@ -104,78 +104,57 @@ extern "C" int64_t mhc_boundary_fwd_work_cuda(const struct mhc_boundary_fwd_args
 
 static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, enum mhc_path path)
 {
-    int64_t n = b->rule.streams, logits = mhc_logits(n);
+    int64_t n = b->rule.streams;
     bool projects = present(&b->h) && !b->reuse;
-    struct combine_args a = {.x = view_of(&b->x), .rows = b->x.dim[0], .d = b->x.dim[1] / n, .n = (int)n};
-    if (projects) {
-        a.root_eps = (float)b->rule.root_eps;
-        a.root_less = (float)mhc_root_less(b->rule.root_eps);
-        a.rho = floats(&b->stat) + logits;
-        a.rho_stride = b->stat.stride[0];
-    }
-    if (!present(&b->f))
-        return projects ? mhc_combine_rows(l, &a, b->x.dtype, path != MHC_PATH_PLAIN && aligned16(&b->x)) : ST_OK;
-    a.f = view_of(&b->f);
-    a.y = view_of(&b->y);
-    a.bias = floats(&b->bias);
-    a.post = floats(&b->coef_in) + n;
-    a.res = floats(&b->coef_in) + 2 * n;
-    a.post_stride = a.res_stride = b->coef_in.stride[0];
-    a.profile_d = b->rule.profile == MHC_D;
-    a.drop = drop_rule_of(&b->drop);
-    bool aligned =
-        path != MHC_PATH_PLAIN && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->y) && pointer16(a.bias);
-    return mhc_combine_rows(l, &a, b->x.dtype, aligned);
+    struct combine_args a = {.x = view_of(&b->x),
+                             .f = view_of(&b->f),
+                             .y = view_of(&b->y),
+                             .post = view_at(&b->coef_in, n),
+                             .res = view_at(&b->coef_in, 2 * n),
+                             .bias = floats(&b->bias),
+                             .rows = b->x.dim[0],
+                             .d = b->x.dim[1] / n,
+                             .rule = rule_of(b->rule),
+                             .drop = drop_rule_of(&b->drop)};
+    if (projects)
+        a.rho = view_at(&b->stat, mhc_logits(n));
+    if (!present(&b->f) && !projects)
+        return ST_OK;
+    return mhc_combine_rows(l, &a, b->x.dtype,
+                            path != MHC_PATH_PLAIN && aligned16(&b->x) && absent_or_aligned16(&b->f) &&
+                                absent_or_aligned16(&b->y) && pointer16(a.bias));
 }
 
 struct coef_args mhc_boundary_coef(const struct mhc_boundary_fwd_args *b)
 {
     int64_t n = b->rule.streams;
-    float *coef = floats(&b->coef);
-    struct coef_args a = {};
-    a.rho = floats(&b->stat) + mhc_logits(n);
-    a.stat_stride = a.rho_stride = b->stat.stride[0];
-    a.a_pre = floats(&b->a_pre);
-    a.a_post = floats(&b->a_post);
-    a.a_res = floats(&b->a_res);
-    a.beta = floats(&b->beta);
-    a.pre = coef;
-    a.post = coef + n;
-    a.res = coef + 2 * n;
-    a.pre_stride = a.post_stride = a.res_stride = b->coef.stride[0];
-    a.rows = b->x.dim[0];
-    a.n = (int)n;
-    a.iterations = (int)b->rule.iterations;
-    a.profile_d = b->rule.profile == MHC_D;
-    a.round_bf16 = b->rule.round_bf16;
-    a.sinkhorn = true;
-    return a;
+    return {.p = view_of(&b->stat),
+            .rho = view_at(&b->stat, mhc_logits(n)),
+            .pre = view_of(&b->coef),
+            .post = view_at(&b->coef, n),
+            .res = view_at(&b->coef, 2 * n),
+            .by = gate_params_of(b),
+            .rows = b->x.dim[0],
+            .rule = rule_of(b->rule),
+            .sinkhorn = true};
 }
 
 static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream,
                              const struct fwd_work *w)
 {
-    int64_t n = b->rule.streams, logits = mhc_logits(n), padded = split_rows(logits), rows = stream->dim[0],
-            k = stream->dim[1];
-    struct gemm_args g = {};
+    int64_t logits = mhc_logits(b->rule.streams), padded = split_rows(logits), k = stream->dim[1];
+    struct gemm_args g = {.a = *stream, .trans_b = true, .alpha = 1};
     struct coef_args a = mhc_boundary_coef(b);
-    float *stat = floats(&b->stat);
-    g.a = *stream;
-    g.trans_b = true;
-    g.alpha = 1;
     if (stream->dtype == DT_BF16) {
         TRY(mhc_split_matrix(l, &b->w, w->halves, 2));
         g.b = strided_2d(w->halves, DT_BF16, 2 * padded, k, split_stride(k));
-        g.c = tensor_2d(w->p, DT_F32, rows, 2 * padded);
-        a.hi = w->p;
-        a.lo = w->p + padded;
-        a.p_stride = 2 * padded;
-        a.stat = stat;
+        g.c = tensor_2d(w->p, DT_F32, stream->dim[0], 2 * padded);
+        a.p_to = a.p;
+        a.p = view_of(&g.c);
+        a.low = view_at(&g.c, padded);
     } else {
         g.b = b->w;
         g.c = tensor_cols(&b->stat, 0, logits);
-        a.hi = stat;
-        a.p_stride = b->stat.stride[0];
     }
     TRY(gemm_cuda(l, &g));
     return mhc_coefficients(l, &a);
@@ -188,20 +167,18 @@ static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, 
     int64_t n = b->rule.streams;
     struct aggregate_args a = {.x = view_of(stream),
                                .out = view_of(&b->h),
-                               .gain = floats(&b->gain),
-                               .rstd = floats(&b->stat) + mhc_logits(n) + 1,
-                               .rstd_stride = b->stat.stride[0],
+                               .rstd = view_at(&b->stat, mhc_logits(n) + 1),
+                               .weight = {.pre = view_of(&b->coef)},
                                .rows = stream->dim[0],
                                .d = stream->dim[1] / n,
-                               .one = b->zero_centered ? 1.0f : 0.0f,
+                               .norm = norm_of(b),
                                .eps = (float)b->eps,
                                .n = (int)n,
-                               .norm = true,
+                               .normed = true,
                                .given = given};
-    a.weight.pre = floats(&b->coef);
-    a.weight.pre_stride = b->coef.stride[0];
     return mhc_aggregate_rows(l, &a, stream->dtype,
-                              path != MHC_PATH_PLAIN && aligned16(stream) && aligned16(&b->h) && pointer16(a.gain));
+                              path != MHC_PATH_PLAIN && aligned16(stream) && aligned16(&b->h) &&
+                                  pointer16(a.norm.gain));
 }
 
 extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_fwd_args *a)
@@ -308,30 +285,25 @@ extern "C" int mhc_boundary_prepare_cuda(struct lane *l, const struct mhc_bounda
     return mhc_boundary_bwd_pass_ready(l, a);
 }
 
-/* Where they do not run: products from dz. */
-static struct outer_args outer_args_of(const struct tensor *dz, const struct tensor *stat, const struct tensor *a_pre,
-                                       const struct tensor *a_post, const struct tensor *a_res,
-                                       const struct mhc_rule *r)
+/* Where they do not run: products from dz, to dw. */
+template <typename A> static int outer_of_dz(struct lane *l, const A *a, const struct tensor *dw, bool acc, void *work)
 {
-    struct outer_args o = {.dp = floats(dz),
-                           .rho = floats(stat) + mhc_logits(r->streams),
-                           .a_pre = floats(a_pre),
-                           .a_post = floats(a_post),
-                           .a_res = floats(a_res),
-                           .dp_stride = dz->stride[0],
-                           .rho_stride = stat->stride[0],
-                           .streams = (int)r->streams};
-    return o;
+    struct outer_args o = {.dp = view_of(&a->dz),
+                           .rho = view_at(&a->stat, mhc_logits(a->rule.streams)),
+                           .alpha = {floats(&a->a_pre), floats(&a->a_post), floats(&a->a_res)},
+                           .streams = (int)a->rule.streams,
+                           .y = a->y,
+                           .dw = *dw,
+                           .acc = acc};
+    return mhc_outer(l, &o, work);
 }
 static int make_products(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w)
 {
-    struct outer_args o = outer_args_of(&b->dz, &b->stat, &b->a_pre, &b->a_post, &b->a_res, &b->rule);
-    o.y = b->y;
-    o.dw = b->products;
-    o.dw.dim[0] = mhc_logits(b->rule.streams);
-    TRY(mhc_outer(l, &o, w->outer));
+    struct tensor dw = b->products;
+    dw.dim[0] = mhc_logits(b->rule.streams);
+    TRY(outer_of_dz(l, b, &dw, false, w->outer));
     struct param_sum_args s = param_sums_of(&b->dz, &b->stat, b->rule.streams, w->partial);
-    s.sums = floats(&b->products) + o.dw.dim[0] * b->products.stride[0];
+    s.sums = floats(&b->products) + dw.dim[0] * dw.stride[0];
     return mhc_param_sums(l, &s);
 }
 
@@ -343,21 +315,18 @@ static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, c
     enum dtype real = b->dx.dtype;
     struct norm_bwd_args a = {.dh = view_of(&b->dh),
                               .y = view_of(&b->y),
-                              .pre = floats(&b->coef),
-                              .rstd = floats(&b->stat) + mhc_logits(n) + 1,
-                              .gain = floats(&b->gain),
-                              .pre_stride = b->coef.stride[0],
-                              .rstd_stride = b->stat.stride[0],
+                              .pre = view_of(&b->coef),
+                              .rstd = view_at(&b->stat, mhc_logits(n) + 1),
                               .dpre = w->dpre,
                               .m = w->m,
                               .dgain = present(&b->dgain) ? w->dgain : NULL,
                               .rows = b->dx.dim[0],
                               .d = b->dx.dim[1] / n,
-                              .one = b->zero_centered ? 1.0f : 0.0f,
+                              .norm = norm_of(b),
                               .n = (int)n};
     a.rows_per_block = mhc_rows_per_block(a.rows, a.d, real);
     TRY(mhc_norm_bwd_rows(l, &a, real,
-                          path != MHC_PATH_PLAIN && aligned16(&b->dh) && aligned16(&b->y) && pointer16(a.gain) &&
+                          path != MHC_PATH_PLAIN && aligned16(&b->dh) && aligned16(&b->y) && pointer16(a.norm.gain) &&
                               pointer16(a.dgain)));
     return a.dgain == NULL ? ST_OK
                            : add_partials(l, a.dgain, mhc_row_blocks(a.rows, a.d, real), a.d, floats(&b->dgain), a.d, 0,
@@ -366,37 +335,22 @@ static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, c
 
 /* Arguments of boundary and coefficients, both as the op has them; dpre: that part of pre's gradient which comes
  * through h, without gaps. */
-struct coef_bwd_args mhc_boundary_coef_bwd(const struct mhc_boundary_bwd_args *b, const float *dpre, float *dp)
+struct coef_bwd_args mhc_boundary_coef_bwd(const struct mhc_boundary_bwd_args *b, float *dpre, float *dp)
 {
     int64_t n = b->rule.streams, logits = mhc_logits(n);
-    struct coef_bwd_args a = {.p = floats(&b->stat),
-                              .a_pre = floats(&b->a_pre),
-                              .a_post = floats(&b->a_post),
-                              .a_res = floats(&b->a_res),
-                              .beta = floats(&b->beta),
-                              .dpre = dpre,
-                              .p_stride = b->stat.stride[0],
-                              .rho_stride = b->stat.stride[0],
-                              .dpre_stride = n};
-    a.rho = a.p + logits;
-    if (present(&b->dcoef)) {
-        a.dpre2 = floats(&b->dcoef);
-        a.dpost = a.dpre2 + n;
-        a.dres = a.dpre2 + 2 * n;
-        a.dpre2_stride = a.dpost_stride = a.dres_stride = b->dcoef.stride[0];
-    }
-    a.dz = floats(&b->dz);
-    a.dz_stride = b->dz.stride[0];
-    a.dp = dp;
-    a.dp_stride = logits;
-    a.rows = b->dx.dim[0];
-    a.k = b->y.dim[1];
-    a.root_less = (float)mhc_root_less(b->rule.root_eps);
-    a.n = (int)n;
-    a.iterations = (int)b->rule.iterations;
-    a.profile_d = b->rule.profile == MHC_D;
-    a.sinkhorn = true;
-    return a;
+    return {.p = view_of(&b->stat),
+            .rho = view_at(&b->stat, logits),
+            .dpre = {dpre, n},
+            .dpre2 = view_of(&b->dcoef),
+            .dpost = view_at(&b->dcoef, n),
+            .dres = view_at(&b->dcoef, 2 * n),
+            .dz = view_of(&b->dz),
+            .dp = {dp, logits},
+            .by = gate_params_of(b),
+            .rows = b->dx.dim[0],
+            .k = b->y.dim[1],
+            .rule = rule_of(b->rule),
+            .sinkhorn = true};
 }
 
 /* dz, dp, and the factor of y through rho. */
@@ -414,9 +368,7 @@ static int make_gw(struct lane *l, const struct mhc_boundary_bwd_args *b, const 
                    int64_t count)
 {
     int64_t logits = mhc_logits(b->rule.streams), padded = split_rows(logits), k = b->dx.dim[1];
-    struct gemm_args g = {};
-    g.alpha = 1;
-    g.c = strided_2d(w->gw, b->dx.dtype, count, k, split_stride(k));
+    struct gemm_args g = {.c = strided_2d(w->gw, b->dx.dtype, count, k, split_stride(k)), .alpha = 1};
     if (b->dx.dtype == DT_BF16) {
         g.a = tensor_2d(w->split + first * 3 * padded, DT_BF16, count, 3 * padded);
         g.b = strided_2d(w->halves, DT_BF16, 3 * padded, k, split_stride(k));
@@ -431,47 +383,39 @@ static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const s
 {
     int64_t n = b->rule.streams, k = b->dx.dim[1];
     enum dtype real = b->dx.dtype;
+    bool closes = present(&b->f);
     struct mix_bwd_args a = {.dy = view_of(&b->dy),
                              .dx = view_of(&b->dx),
                              .dh = view_of(&b->dh),
                              .y = view_of(&b->y),
-                             .pre = floats(&b->coef),
-                             .rstd = floats(&b->stat) + mhc_logits(n) + 1,
-                             .gain = floats(&b->gain),
+                             .gw = {w->gw, split_stride(k)},
+                             .x = view_of(&b->x),
+                             .f = view_of(&b->f),
+                             .df = view_of(&b->df),
+                             .pre = view_of(&b->coef),
+                             .rstd = view_at(&b->stat, mhc_logits(n) + 1),
+                             .post = view_at(&b->coef_in, n),
+                             .res = view_at(&b->coef_in, 2 * n),
+                             .dpre = view_of(&b->dcoef_in),
+                             .dpost = view_at(&b->dcoef_in, n),
+                             .dres = view_at(&b->dcoef_in, 2 * n),
                              .m = w->m,
                              .row_scale = w->row_scale,
-                             .pre_stride = b->coef.stride[0],
-                             .rstd_stride = b->stat.stride[0],
+                             .bias = floats(&b->bias),
+                             .norm = norm_of(b),
+                             .dbias = present(&b->dbias) ? w->dbias : NULL,
                              .rows = b->dx.dim[0],
                              .d = k / n,
-                             .one = b->zero_centered ? 1.0f : 0.0f,
-                             .n = (int)n,
-                             .profile_d = b->rule.profile == MHC_D,
-                             .opens = true};
-    a.gw.data = w->gw;
-    a.gw.stride = split_stride(k);
+                             .rule = rule_of(b->rule),
+                             .opens = true,
+                             .closes = closes};
     a.rows_per_block = mhc_rows_per_block(a.rows, a.d, real);
-    bool aligned = path != MHC_PATH_PLAIN && absent_or_aligned16(&b->dy) && aligned16(&b->dx) && aligned16(&b->dh) &&
-                   aligned16(&b->y) && pointer16(w->gw) && pointer16(a.gain);
-    if (present(&b->f)) {
-        float *dcoef = floats(&b->dcoef_in);
-        a.closes = true;
-        a.x = view_of(&b->x);
-        a.f = view_of(&b->f);
-        a.df = view_of(&b->df);
-        a.bias = floats(&b->bias);
-        a.post = floats(&b->coef_in) + n;
-        a.res = floats(&b->coef_in) + 2 * n;
-        a.post_stride = a.res_stride = b->coef_in.stride[0];
-        a.dpre = dcoef;
-        a.dpost = dcoef + n;
-        a.dres = dcoef + 2 * n;
-        a.dpre_stride = a.dpost_stride = a.dres_stride = b->dcoef_in.stride[0];
-        a.dbias = present(&b->dbias) ? w->dbias : NULL;
+    if (closes)
         a.drop = drop_rule_of(&b->drop);
-        aligned = aligned && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->df) && pointer16(a.bias) &&
-                  pointer16(a.dbias);
-    }
+    bool aligned = path != MHC_PATH_PLAIN && absent_or_aligned16(&b->dy) && aligned16(&b->dx) && aligned16(&b->dh) &&
+                   aligned16(&b->y) && absent_or_aligned16(&b->x) && absent_or_aligned16(&b->f) &&
+                   absent_or_aligned16(&b->df) && pointer16(w->gw) && pointer16(a.norm.gain) && pointer16(a.bias) &&
+                   pointer16(a.dbias);
     if (w->halves != NULL)
         TRY(mhc_split_matrix(l, &b->w, w->halves, 3));
     int64_t rows = a.rows;
@@ -529,17 +473,11 @@ extern "C" int64_t mhc_boundary_dw_work_cuda(const struct mhc_boundary_dw_args *
 
 static int add_given(struct lane *l, const struct mhc_boundary_dw_args *a)
 {
-    struct add_products_args s = {.products = floats(&a->products),
-                                  .dw = floats(&a->dw),
-                                  .da_pre = floats(&a->da_pre),
-                                  .da_post = floats(&a->da_post),
-                                  .da_res = floats(&a->da_res),
-                                  .dbeta = floats(&a->dbeta),
+    struct add_products_args s = {.products = view_of(&a->products),
+                                  .dw = view_of(&a->dw),
+                                  .to = param_gradients_of(a, mhc_boundary_adds(a)),
                                   .k = a->dw.dim[1],
-                                  .products_stride = a->products.stride[0],
-                                  .dw_stride = a->dw.stride[0],
                                   .n = (int)a->rule.streams,
-                                  .add = mhc_boundary_adds(a),
                                   .add_dw = a->acc_dw};
     return mhc_add_products(l, &s);
 }
@@ -552,16 +490,8 @@ extern "C" int mhc_boundary_dw_cuda(struct lane *l, const struct mhc_boundary_dw
     TRY(check_work("mhc_boundary_dw", &a->work, divide_dw(a, &outer, &partial), l->err));
     if (present(&a->products))
         return add_given(l, a);
-    struct outer_args o = outer_args_of(&a->dz, &a->stat, &a->a_pre, &a->a_post, &a->a_res, &a->rule);
-    o.y = a->y;
-    o.dw = a->dw;
-    o.acc = a->acc_dw;
-    TRY(mhc_outer(l, &o, outer));
+    TRY(outer_of_dz(l, a, &a->dw, a->acc_dw, outer));
     struct param_sum_args s = param_sums_of(&a->dz, &a->stat, a->rule.streams, partial);
-    s.da_pre = floats(&a->da_pre);
-    s.da_post = floats(&a->da_post);
-    s.da_res = floats(&a->da_res);
-    s.dbeta = floats(&a->dbeta);
-    s.add = mhc_boundary_adds(a);
+    s.to = param_gradients_of(a, mhc_boundary_adds(a));
     return mhc_param_sums(l, &s);
 }

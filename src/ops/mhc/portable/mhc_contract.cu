@@ -26,28 +26,21 @@ static __global__ void __launch_bounds__(MHC_THREADS) gate_rows(const __grid_con
     float with_w[ROWS][MAX] = {}, square[ROWS] = {};
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < k; c += (int64_t)blockDim.x * VEC) {
         float x[ROWS][VEC] = {};
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
+        UNROLLED (r, ROWS)
             if (first + r < a.rows)
                 load_floats(at<T>(a.x, first + r) + c, x[r]);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-#pragma unroll
-            for (int e = 0; e < VEC; e++)
+        UNROLLED (r, ROWS)
+            UNROLLED (e, VEC)
                 square[r] += x[r][e] * x[r][e];
-#pragma unroll
-        for (int i = 0; i < n; i++) {
+        UNROLLED (i, n) {
             float w[VEC];
             load_floats(at<float>(a.w, i) + c, w);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-#pragma unroll
-                for (int e = 0; e < VEC; e++)
+            UNROLLED (r, ROWS)
+                UNROLLED (e, VEC)
                     with_w[r][i] += x[r][e] * w[e];
         }
     }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    UNROLLED (r, ROWS) {
         for (int i = 0; i < n; i++)
             leave_warp_sum(with_w[r][i], &sums[warp][r * (MAX + 1) + i]);
         leave_warp_sum(square[r], &sums[warp][r * (MAX + 1) + MAX]);
@@ -66,19 +59,6 @@ static __global__ void __launch_bounds__(MHC_THREADS) gate_rows(const __grid_con
         else
             *at<float>(a.rstd, row) = 1.0f / sqrtf(sum / (float)max(k, (int64_t)1) + a.eps);
     }
-}
-
-static struct weight_args gate_weights(const struct tensor *m, const struct tensor *rstd, const struct tensor *scale,
-                                       const struct tensor *base, double eps)
-{
-    struct weight_args w = {.m = floats(m),
-                            .rstd = floats(rstd),
-                            .scale = floats(scale),
-                            .base = floats(base),
-                            .m_stride = m->stride[0],
-                            .rstd_stride = rstd->stride[0],
-                            .eps = (float)eps};
-    return w;
 }
 
 int mhc_contract_gates(struct lane *l, const struct mhc_contract_fwd_args *c)
@@ -100,7 +80,11 @@ extern "C" int mhc_contract_fwd_cuda(struct lane *l, const struct mhc_contract_f
     TRY(mhc_contract_gates(l, c));
     struct aggregate_args a = {.x = view_of(&c->x),
                                .out = view_of(&c->y),
-                               .weight = gate_weights(&c->m, &c->rstd, &c->scale, &c->base, c->eps),
+                               .weight = {.m = view_of(&c->m),
+                                          .rstd = view_of(&c->rstd),
+                                          .scale = floats(&c->scale),
+                                          .base = floats(&c->base),
+                                          .eps = (float)c->eps},
                                .rows = c->x.dim[0],
                                .d = c->y.dim[1],
                                .n = (int)c->w.dim[0]};
@@ -194,18 +178,14 @@ static __global__ void __launch_bounds__(MHC_THREADS) contract_dx(const __grid_c
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < k; c += (int64_t)blockDim.x * VEC) {
         int64_t i = c / a.d, channel = c % a.d;
         float sum[ROWS][VEC] = {};
-#pragma unroll
-        for (int j = 0; j < n; j++) {
+        UNROLLED (j, n) {
             float w[VEC];
             load_floats(at<float>(a.w, j) + c, w);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-#pragma unroll
-                for (int e = 0; e < VEC; e++)
+            UNROLLED (r, ROWS)
+                UNROLLED (e, VEC)
                     sum[r][e] += dm[r][j] * w[e];
         }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
+        UNROLLED (r, ROWS) {
             int64_t row = first + r;
             if (row >= a.rows)
                 break;
@@ -215,8 +195,7 @@ static __global__ void __launch_bounds__(MHC_THREADS) contract_dx(const __grid_c
             load_floats(at<T>(a.x, row) + c, x);
             if (a.acc_dx)
                 load_floats(dx, old);
-#pragma unroll
-            for (int e = 0; e < VEC; e++)
+            UNROLLED (e, VEC)
                 sum[r][e] += old[e] + gate[r][i] * dy[e] + through * x[e];
             store_floats(dx, sum[r]);
         }
@@ -250,35 +229,36 @@ extern "C" int mhc_contract_bwd_cuda(struct lane *l, const struct mhc_contract_b
     TRY(mhc_contract_bwd_check(c, l->err));
     TRY(check_work("mhc_contract_bwd", &c->work, mhc_contract_bwd_work_cuda(c), l->err));
     if (!present(&c->w))
-        return mhc_spread_mean(l, &c->dy, &c->dx, c->acc_dx);
-    struct contract_bwd a = {};
+        return mhc_expand_mean(l, &c->dy, &c->dx, c->acc_dx);
+    struct contract_bwd a = {.dy = view_of(&c->dy),
+                             .x = view_of(&c->x),
+                             .w = view_of(&c->w),
+                             .dx = view_of(&c->dx),
+                             .m = view_of(&c->m),
+                             .rstd = view_of(&c->rstd),
+                             .scale = floats(&c->scale),
+                             .base = floats(&c->base),
+                             .dbase = floats(&c->dbase),
+                             .dscale = floats(&c->dscale),
+                             .rows = c->dx.dim[0],
+                             .rows_per_block = gate_rows_per_block(c->dx.dim[0]),
+                             .d = c->dy.dim[1],
+                             .n = (int)c->w.dim[0],
+                             .eps = (float)c->eps,
+                             .acc_dx = c->acc_dx,
+                             .acc_params = mhc_contract_adds(c)};
     void *outer;
     divide_work(&a, c, &outer);
-    a.dy = view_of(&c->dy);
-    a.x = view_of(&c->x);
-    a.w = view_of(&c->w);
-    a.dx = view_of(&c->dx);
-    a.m = view_of(&c->m);
-    a.rstd = view_of(&c->rstd);
-    a.scale = floats(&c->scale);
-    a.base = floats(&c->base);
-    a.dbase = floats(&c->dbase);
-    a.dscale = floats(&c->dscale);
-    a.rows = c->dx.dim[0];
-    a.rows_per_block = gate_rows_per_block(a.rows);
-    a.d = c->dy.dim[1];
-    a.n = (int)c->w.dim[0];
-    a.eps = (float)c->eps;
-    a.acc_dx = c->acc_dx;
-    a.acc_params = mhc_contract_adds(c);
     int64_t blocks = ceil_div(a.rows, a.rows_per_block);
     enum dtype real = c->dx.dtype;
     TRY(mhc_stream_dots(l, &c->dy, &c->x, a.dgate, a.n));
     LAUNCH(l, gate_gradients, (unsigned)ceil_div(a.rows, 128), 128, 0, a);
-    LAUNCH(l, gate_sums, (unsigned)blocks, 32, 0, a);
-    LAUNCH(l, gate_totals, 1, 32, 0, a, blocks);
-    struct outer_args o = {.dp = a.dm, .dp_stride = a.n, .y = c->x, .dw = c->dw, .acc = mhc_contract_adds(c)};
-    TRY(mhc_outer(l, &o, outer));
+    if (present(&c->dw)) {
+        LAUNCH(l, gate_sums, (unsigned)blocks, 32, 0, a);
+        LAUNCH(l, gate_totals, 1, 32, 0, a, blocks);
+        struct outer_args o = {.dp = {a.dm, a.n}, .y = c->x, .dw = c->dw, .acc = mhc_contract_adds(c)};
+        TRY(mhc_outer(l, &o, outer));
+    }
     bool aligned =
         aligned16(&c->dy) && aligned16(&c->x) && aligned16(&c->dx) && aligned16(&c->w) && whole_vectors(a.d, real);
     MHC_DISPATCH(real, a.n, aligned, T, N, VEC,

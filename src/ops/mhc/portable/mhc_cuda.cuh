@@ -12,11 +12,16 @@ extern "C" {
 #include "ops/mhc/mhc_path.h"
 }
 
+#define INLINE static __device__ __forceinline__
+/* A loop over i from 0 to before n whose copies are all written out, so that arrays that i indexes stay in registers.
+ * */
+#define UNROLLED(i, n) _Pragma("unroll") for (int i = 0; i < (n); i++)
+
 enum { MHC_THREADS = 256 };
 
 template <int N> struct streams {
     static constexpr int MAX = N > 0 ? N : (int)MHC_MAX_STREAMS;
-    static __device__ __forceinline__ int count(int n) { return N > 0 ? N : n; }
+    INLINE int count(int n) { return N > 0 ? N : n; }
 };
 
 /* The fast copies of a kernel are for 4 streams of aligned bf16 or fp32 rows; one slow copy serves the rest. */
@@ -46,19 +51,19 @@ template <int N> struct streams {
     } while (0)
 
 /* VEC channels as they lie in memory, so that many can be under way in few registers; a single one as a float. */
-struct held {
+struct packed {
     uint4 raw;
 };
-template <typename T, int VEC> __device__ __forceinline__ struct held grab(const T *p)
+template <typename T, int VEC> INLINE struct packed load_packed(const T *p)
 {
-    struct held h = {};
+    struct packed h = {};
     if constexpr (VEC == 1)
         h.raw.x = __float_as_uint(to_float(p[0]));
     else
         h.raw = load_raw(p);
     return h;
 }
-template <typename T, int VEC> __device__ __forceinline__ void spread(const struct held &h, float (&v)[VEC])
+template <typename T, int VEC> INLINE void unpack_to(const struct packed &h, float (&v)[VEC])
 {
     if constexpr (VEC == 1)
         v[0] = __uint_as_float(h.raw.x);
@@ -67,19 +72,18 @@ template <typename T, int VEC> __device__ __forceinline__ void spread(const stru
 }
 
 /* Weight of input stream j in output stream i. */
-__device__ __forceinline__ int mix_at(bool profile_d, int n, int i, int j) { return profile_d ? j * n + i : i * n + j; }
+INLINE int mix_at(bool profile_d, int n, int i, int j) { return profile_d ? j * n + i : i * n + j; }
 
-__device__ __forceinline__ float precise_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ __forceinline__ float maybe_bf16(bool round, float v) { return round ? rounded<bf16>(v) : v; }
+INLINE float precise_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+INLINE float maybe_bf16(bool round, float v) { return round ? rounded<bf16>(v) : v; }
 
 /* A step of warp_sums, and those after it until LAST values are left; as a template, because a loop is not unrolled as
  * far, and v goes to memory then. */
-template <int HALF, int LAST, int COUNT> __device__ __forceinline__ void fold_sums(float (&v)[COUNT])
+template <int HALF, int LAST, int COUNT> INLINE void fold_sums(float (&v)[COUNT])
 {
     constexpr int BIT = 32 * HALF / COUNT;
     bool upper = (threadIdx.x & BIT) != 0;
-#pragma unroll
-    for (int i = 0; i < HALF; i++) {
+    UNROLLED (i, HALF) {
         float keep = upper ? v[i + HALF] : v[i], send = upper ? v[i] : v[i + HALF];
         v[i] = keep + __shfl_xor_sync(0xffffffffu, send, BIT);
     }
@@ -88,7 +92,7 @@ template <int HALF, int LAST, int COUNT> __device__ __forceinline__ void fold_su
 }
 /* Sums over a warp of COUNT values per thread at once, COUNT a power of two up to 32: lane k * (32 / COUNT) has sum k.
  * Each step halves the values a lane is responsible for, so all sums cost COUNT shuffles and not 5 COUNT. */
-template <int COUNT> __device__ __forceinline__ float warp_sums(float (&v)[COUNT])
+template <int COUNT> INLINE float warp_sums(float (&v)[COUNT])
 {
     fold_sums<COUNT / 2, 1>(v);
     float sum = v[0];
@@ -98,14 +102,14 @@ template <int COUNT> __device__ __forceinline__ float warp_sums(float (&v)[COUNT
     return sum;
 }
 /* The sum over a warp, left in shared memory by one lane. */
-__device__ __forceinline__ void leave_warp_sum(float v, float *to)
+INLINE void leave_warp_sum(float v, float *to)
 {
     v = warp_sum(v);
     if (threadIdx.x % 32 == 0)
         *to = v;
 }
 /* Sum over the block, for all threads. scratch: MHC_THREADS / 32 floats, used once. */
-__device__ __forceinline__ float row_sum(float v, float *scratch)
+INLINE float row_sum(float v, float *scratch)
 {
     v = warp_sum(v);
     if (threadIdx.x % 32 == 0)
@@ -123,14 +127,54 @@ struct view {
     void *data;
     int64_t stride;
 };
-static inline struct view view_of(const struct tensor *t)
+static inline struct view view_of(const struct tensor *t) { return {t->data, t->rank == 2 ? t->stride[0] : 0}; }
+/* The same for fp32, from a column on; absent where the tensor is. */
+static inline struct view view_at(const struct tensor *t, int64_t column)
 {
-    struct view v = {t->data, t->rank == 2 ? t->stride[0] : 0};
-    return v;
+    return {present(t) ? floats(t) + column : NULL, t->stride[0]};
 }
-template <typename T> __device__ __forceinline__ T *at(const struct view &v, int64_t row)
+template <typename T> INLINE T *at(const struct view &v, int64_t row) { return (T *)v.data + row * v.stride; }
+INLINE float number_at(const struct view &v, int64_t row, int64_t i) { return at<float>(v, row)[i]; }
+INLINE float number_or_zero(const struct view &v, int64_t row, int64_t i)
 {
-    return (T *)v.data + row * v.stride;
+    return v.data == NULL ? 0.0f : number_at(v, row, i);
+}
+
+/* Parts that the arguments of many kernels have, and functions that make them of an op's. */
+struct rule_args {
+    int n, iterations;
+    bool profile_d, round_bf16;
+    float root_eps, root_less; /* rho: root of mean square + root_eps, less root_less */
+};
+static inline struct rule_args rule_of(const struct mhc_rule &r)
+{
+    return {(int)r.streams, (int)r.iterations, r.profile == MHC_D,
+            r.round_bf16,   (float)r.root_eps, (float)mhc_root_less(r.root_eps)};
+}
+struct gate_params {
+    const float *alpha[3], *beta; /* of pre, post, res */
+};
+template <typename A> static struct gate_params gate_params_of(const A *a)
+{
+    return {{floats(&a->a_pre), floats(&a->a_post), floats(&a->a_res)}, floats(&a->beta)};
+}
+struct norm_args { /* of h; gain may be NULL, one is added to it */
+    const float *gain;
+    float one;
+};
+template <typename A> static struct norm_args norm_of(const A *a)
+{
+    return {floats(&a->gain), a->zero_centered ? 1.0f : 0.0f};
+}
+template <int VEC> INLINE void load_gain(const struct norm_args &norm, int64_t c, float (&gain)[VEC])
+{
+    UNROLLED (e, VEC)
+        gain[e] = 1;
+    if (norm.gain != NULL) {
+        load_floats(norm.gain + c, gain);
+        UNROLLED (e, VEC)
+            gain[e] += norm.one;
+    }
 }
 
 /* Threads of a block that takes rows of d channels, vec at a time. */
@@ -169,48 +213,42 @@ static inline float *carve_floats(struct carve *c, int64_t n)
 /* ---- row kernels: mhc_mix.cu, mhc_mix_bwd.cu ------------------------------------------------- */
 
 /* sum + post f, dropped: spelled out, and so is the sum of the mix, so that all combine kernels give the same bits. */
-template <bool DROP> __device__ __forceinline__ float add_dropped(float sum, float post, float f, float factor)
+template <bool DROP> INLINE float add_dropped(float sum, float post, float f, float factor)
 {
     return DROP ? fmaf(__fmul_rn(post, f), factor, sum) : fmaf(post, f, sum);
 }
 
 /* y = mix of x plus post f; rho = root mean square of the stored y, if wanted. f absent: only rho, of x. */
 struct combine_args {
-    struct view x, f, y;
-    const float *bias, *post, *res;
-    int64_t post_stride, res_stride;
-    float *rho;
-    int64_t rho_stride, rows, d;
-    float root_eps, root_less; /* rho: root of mean square + root_eps, less root_less */
-    int n;
-    bool profile_d;
+    struct view x, f, y, post, res, rho;
+    const float *bias;
+    int64_t rows, d;
+    struct rule_args rule;
     struct drop_rule drop;
 };
 int mhc_combine_rows(struct lane *l, const struct combine_args *a, enum dtype real, bool aligned);
 
 /* Weights of the streams of a row: given, or learned gates of their projections m, or all the same. */
 struct weight_args {
-    const float *pre;
-    int64_t pre_stride;
-    const float *m, *rstd, *scale, *base;
-    int64_t m_stride, rstd_stride;
+    struct view pre, m, rstd;
+    const float *scale, *base;
     float eps, same;
 };
 /* out = sum of weighted streams; norm: times 1 / rms and gain. */
 struct aggregate_args {
-    struct view x, out;
+    struct view x, out, rstd;
     struct weight_args weight;
-    const float *gain;
-    float *rstd;
-    int64_t rstd_stride, rows, d;
-    float one, eps;
+    int64_t rows, d;
+    struct norm_args norm;
+    float eps;
     int n;
-    bool norm, given; /* given: rstd is an input */
+    bool normed, given; /* given: rstd is an input */
+    bool equal;         /* x is every stream */
 };
 int mhc_aggregate_rows(struct lane *l, const struct aggregate_args *a, enum dtype real, bool aligned);
 /* out = mean of the streams of x; and back: every stream of out (+)= one / n. */
 int mhc_mean(struct lane *l, const struct tensor *x, const struct tensor *out);
-int mhc_spread_mean(struct lane *l, const struct tensor *one, const struct tensor *out, bool add);
+int mhc_expand_mean(struct lane *l, const struct tensor *one, const struct tensor *out, bool add);
 /* dots[i] = <one, streams[i]> of each row. */
 int mhc_stream_dots(struct lane *l, const struct tensor *one, const struct tensor *streams, float *dots,
                     int64_t stride);
@@ -218,12 +256,10 @@ int mhc_stream_dots(struct lane *l, const struct tensor *one, const struct tenso
 /* Back through norm and aggregate as far as sums over channels go: dpre [rows, n]; m [rows], with which
  * da = rstd (u - a m), u = dh gain. dgain: partial sums [blocks, d] or NULL. */
 struct norm_bwd_args {
-    struct view dh, y;
-    const float *pre, *rstd, *gain;
-    int64_t pre_stride, rstd_stride;
+    struct view dh, y, pre, rstd;
     float *dpre, *m, *dgain;
     int64_t rows, rows_per_block, d;
-    float one;
+    struct norm_args norm;
     int n;
 };
 int mhc_norm_bwd_rows(struct lane *l, const struct norm_bwd_args *a, enum dtype real, bool aligned);
@@ -231,17 +267,15 @@ int mhc_norm_bwd_rows(struct lane *l, const struct norm_bwd_args *a, enum dtype 
 /* The gradient g of the stream, then back through combine. opens: g = dy + pre da + gw + row_scale y, else g = dy.
  * closes: dx = mix^T g and the rest, else dx = g. */
 struct mix_bwd_args {
-    struct view dy, dx, dh, y, gw, x, f, df; /* dy may be absent */
-    const float *pre, *rstd, *gain, *m, *row_scale;
-    const float *bias, *post, *res;
-    float *dpre, *dpost, *dres; /* dpre: zeros, if not NULL */
-    int64_t pre_stride, rstd_stride, post_stride, res_stride, dpre_stride, dpost_stride, dres_stride;
+    struct view dy, dx, dh, y, gw, x, f, df;             /* dy may be absent */
+    struct view pre, rstd, post, res, dpre, dpost, dres; /* dpre: zeros, if not absent */
+    const float *m, *row_scale, *bias;
+    struct norm_args norm;
     float *dbias;   /* partial sums [blocks, d] or NULL */
     bool sums_here; /* those of a block in its shared memory until its end: the launch has given it d floats */
     int64_t first_row, rows, rows_per_block, d; /* rows: the end */
-    float one;
-    int n;
-    bool profile_d, opens, closes;
+    struct rule_args rule;
+    bool opens, closes;
     struct drop_rule drop;
 };
 int mhc_mix_bwd_rows(struct lane *l, const struct mix_bwd_args *a, enum dtype real, bool aligned);
@@ -252,7 +286,7 @@ int mhc_mix_bwd_rows(struct lane *l, const struct mix_bwd_args *a, enum dtype re
 struct mhc_shape mhc_shape_of(const struct mhc_rule *r, const struct tensor *stream, bool aligned, bool closes);
 int mhc_path_on(struct lane *l, const struct mhc_shape *s, struct mhc_choice *out);
 /* The coefficients' part of the boundary's backward pass, without what it leaves beside dz and dp. */
-struct coef_bwd_args mhc_boundary_coef_bwd(const struct mhc_boundary_bwd_args *b, const float *dpre, float *dp);
+struct coef_bwd_args mhc_boundary_coef_bwd(const struct mhc_boundary_bwd_args *b, float *dpre, float *dp);
 /* All of the boundary forward in one pass. */
 int64_t mhc_boundary_cluster_bytes(int64_t rows, int64_t d);
 int mhc_boundary_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
@@ -289,8 +323,8 @@ int mhc_split_matrix(struct lane *l, const struct tensor *w, bf16 *out, int part
 
 /* dw [n, k] (+)= dp^T y, dp [rows, n] fp32, times alpha / (rho + eps) by group if rho is given. */
 struct outer_args {
-    const float *dp, *rho, *a_pre, *a_post, *a_res;
-    int64_t dp_stride, rho_stride;
+    struct view dp, rho;
+    const float *alpha[3];
     int streams;
     struct tensor y, dw;
     bool acc;
@@ -300,18 +334,14 @@ int mhc_outer(struct lane *l, const struct outer_args *a, void *work);
 
 /* ---- coefficients: mhc_coef.cu --------------------------------------------------------------- */
 
-struct coef_args {        /* gates and Sinkhorn of all rows */
-    const float *hi, *lo; /* p; lo NULL or added to hi */
-    int64_t p_stride;
-    float *stat; /* p copied to its start if not NULL; rho at N, or rho below */
-    const float *rho;
-    int64_t stat_stride, rho_stride;
-    const float *a_pre, *a_post, *a_res, *beta;
-    float *pre, *post, *res;
-    int64_t pre_stride, post_stride, res_stride;
+struct coef_args {      /* gates and Sinkhorn of all rows */
+    struct view p, low; /* low: absent, or added to p */
+    struct view p_to;   /* where p is copied to; may be absent */
+    struct view rho, pre, post, res;
+    struct gate_params by;
     int64_t rows;
-    int n, iterations;
-    bool profile_d, round_bf16, sinkhorn;
+    struct rule_args rule;
+    bool sinkhorn;
 };
 int mhc_coefficients(struct lane *l, const struct coef_args *a);
 /* Scratch of the boundary, without the place of the products. */
@@ -320,67 +350,58 @@ struct coef_args mhc_boundary_coef(const struct mhc_boundary_fwd_args *b);
 /* Back through Sinkhorn (sinkhorn true: dres is the gradient of its result, else of the logits) and gates. Absent
  * gradients are NULL. dpre and dpre2 add up. Outputs that are NULL are left out. */
 struct coef_bwd_args {
-    const float *p, *rho, *a_pre, *a_post, *a_res, *beta, *dpre, *dpre2, *dpost, *dres;
-    int64_t p_stride, rho_stride, dpre_stride, dpre2_stride, dpost_stride, dres_stride;
-    float *dz, *dp, *drho, *row_scale; /* row_scale: drho / (k (rho + root_less)) */
-    int64_t dz_stride, dp_stride, drho_stride;
-    bf16 *split; /* dp as [high | low | high], each split_width wide, padded with zeros */
+    struct view p, rho, dpre, dpre2, dpost, dres, dz, dp, drho;
+    struct gate_params by;
+    float *row_scale; /* drho / (k (rho + root_less)) */
+    bf16 *split;      /* dp as [high | low | high], each split_width wide, padded with zeros */
     int split_width;
     int64_t rows, k;
-    float root_less;
-    int n, iterations;
-    bool profile_d, sinkhorn;
+    struct rule_args rule;
+    bool sinkhorn;
 };
 int mhc_coefficients_bwd(struct lane *l, const struct coef_bwd_args *a);
 
 /* Sums over rows of dz (to dbeta) and dz p / (rho + eps) (to the alphas); or both to sums, for later. */
 enum { MHC_PARAM_BLOCKS = 256 };
+struct param_gradients {
+    float *alpha[3], *beta;
+    bool add;
+};
+template <typename A> static struct param_gradients param_gradients_of(const A *a, bool add)
+{
+    return {{floats(&a->da_pre), floats(&a->da_post), floats(&a->da_res)}, floats(&a->dbeta), add};
+}
 struct param_sum_args {
-    const float *dz, *p, *rho;
-    int64_t dz_stride, p_stride, rho_stride;
+    struct view dz, p, rho;
     /* the primitive recomputes dz */
-    const float *a_pre, *a_post, *a_res, *beta, *dpre, *dpost, *dlogits;
-    int64_t dpre_stride, dpost_stride, dlogits_stride;
+    struct view dpre, dpost, dlogits;
+    struct gate_params by;
     float *partial; /* MHC_PARAM_BLOCKS x 2 x N */
-    float *da_pre, *da_post, *da_res, *dbeta;
+    struct param_gradients to;
     float *sums; /* 2 x N or NULL */
     int64_t rows, rows_per_block;
     int n;
-    bool add;
 };
 int mhc_param_sums(struct lane *l, struct param_sum_args *a);
 static inline struct param_sum_args param_sums_of(const struct tensor *dz, const struct tensor *stat, int64_t streams,
                                                   float *partial)
 {
-    struct param_sum_args s = {};
-    s.dz = floats(dz);
-    s.dz_stride = dz->stride[0];
-    s.p = floats(stat);
-    s.rho = s.p + mhc_logits(streams);
-    s.p_stride = s.rho_stride = stat->stride[0];
-    s.partial = partial;
-    s.rows = dz->dim[0];
-    s.n = (int)streams;
-    return s;
+    return {.dz = view_of(dz),
+            .p = view_of(stat),
+            .rho = view_at(stat, mhc_logits(streams)),
+            .partial = partial,
+            .rows = dz->dim[0],
+            .n = (int)streams};
 }
 
 /* The same from the boundary's products [N + 1, k], whose last row has the sums; and dw [N, k] (+)= the rest. */
 struct add_products_args {
-    const float *products;
-    float *dw, *da_pre, *da_post, *da_res, *dbeta;
-    int64_t k, products_stride, dw_stride;
+    struct view products, dw;
+    struct param_gradients to;
+    int64_t k;
     int n;
-    bool add, add_dw;
+    bool add_dw;
 };
 int mhc_add_products(struct lane *l, const struct add_products_args *a);
-__device__ __forceinline__ float gate_dz(const struct param_sum_args &a, int64_t r, int k, float z)
-{
-    if (k >= 2 * a.n)
-        return a.dlogits == NULL ? 0.0f : a.dlogits[r * a.dlogits_stride + k - 2 * a.n];
-    float s = precise_sigmoid(z);
-    if (k < a.n)
-        return a.dpre == NULL ? 0.0f : a.dpre[r * a.dpre_stride + k] * s * (1 - s);
-    return a.dpost == NULL ? 0.0f : 2 * a.dpost[r * a.dpost_stride + k - a.n] * s * (1 - s);
-}
 
 #endif

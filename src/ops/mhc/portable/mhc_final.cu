@@ -3,7 +3,15 @@
  * out as theirs, with zeros for what is not wanted, and so are the rows' records. Elsewhere it is a chain of separate
  * kernels. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
+extern "C" {
 #include "ops/rmsnorm/rmsnorm.h"
+}
+
+static int take_rstd(struct lane *l, const struct mhc_final_bwd_args *a, const struct tensor *rstd);
+#define OP(name) name##_cuda
+#define WORK_OF(op, args) op##_work_cuda(args)
+#define TAKE_RSTD take_rstd
+#include "ops/mhc/mhc_final_int.h"
 
 enum { LOGITS = 24, STREAMS = 4, RECORD = LOGITS + 2 }; /* of the fused kernels */
 
@@ -133,29 +141,30 @@ static int fuses(struct lane *l, const struct mhc_final_fwd_args *a, bool *fused
     return ST_OK;
 }
 
-static int leave_in_clusters(struct lane *l, const struct mhc_final_fwd_args *a, const struct fwd_work *w)
+static int final_in_clusters(struct lane *l, const struct mhc_final_fwd_args *a, const struct fwd_work *w)
 {
-    struct mhc_boundary_fwd_args b = {};
     int64_t rows = a->y.dim[0], k = a->y.dim[1];
+    struct tensor zero = tensor_1d(w->map.zero, DT_F32, 1);
+    struct mhc_boundary_fwd_args b = {.x = a->x,
+                                      .f = a->f,
+                                      .coef_in = a->coef_in,
+                                      .w = tensor_2d(w->map.w, DT_F32, LOGITS, k),
+                                      .a_pre = a->scale,
+                                      .a_post = zero,
+                                      .a_res = zero,
+                                      .beta = tensor_1d(w->map.beta, DT_F32, LOGITS),
+                                      .gain = a->gain,
+                                      .y = a->y,
+                                      .stat = tensor_2d(w->stat, DT_F32, rows, RECORD),
+                                      .coef = tensor_2d(w->coef, DT_F32, rows, LOGITS),
+                                      .h = a->h,
+                                      .rule = a->rule,
+                                      .drop = a->drop,
+                                      .eps = a->eps,
+                                      .zero_centered = a->zero_centered};
+    b.rule.iterations = 1; /* of what is not wanted */
     struct row_records r = records_of(&a->stat, &a->coef, w->stat, w->coef);
     TRY(make_mapping(l, &a->w, &a->base, w->map));
-    b.x = a->x;
-    b.f = a->f;
-    b.coef_in = a->coef_in;
-    b.w = tensor_2d(w->map.w, DT_F32, LOGITS, k);
-    b.a_pre = a->scale;
-    b.a_post = b.a_res = tensor_1d(w->map.zero, DT_F32, 1);
-    b.beta = tensor_1d(w->map.beta, DT_F32, LOGITS);
-    b.gain = a->gain;
-    b.y = a->y;
-    b.stat = tensor_2d(w->stat, DT_F32, rows, RECORD);
-    b.coef = tensor_2d(w->coef, DT_F32, rows, LOGITS);
-    b.h = a->h;
-    b.rule = a->rule;
-    b.rule.iterations = 1; /* of what is not wanted */
-    b.drop = a->drop;
-    b.eps = a->eps;
-    b.zero_centered = a->zero_centered;
     TRY(mhc_final_cluster(l, &b, w->pass));
     LAUNCH(l, take_rows, (unsigned)ceil_div(rows, 128), 128, 0, r);
     return ST_OK;
@@ -175,25 +184,13 @@ static __global__ void make_gates(const __grid_constant__ struct row_records a, 
 
 static int close_and_contract(struct lane *l, const struct mhc_final_fwd_args *a)
 {
-    int64_t n = a->rule.streams;
-    struct mhc_contract_fwd_args g = {};
-    struct mhc_combine_fwd_args c = {.x = a->x,
-                                     .f = a->f,
-                                     .post = tensor_cols(&a->coef_in, n, n),
-                                     .res = tensor_cols(&a->coef_in, 2 * n, n * n),
-                                     .y = a->y,
-                                     .rule = a->rule,
-                                     .drop = a->drop};
+    struct mhc_combine_fwd_args c = final_combine(a);
+    struct mhc_contract_fwd_args g = final_contract(a, &a->h); /* for its width */
     TRY(mhc_combine_fwd_cuda(l, &c));
-    g.x = a->y;
-    g.w = a->w;
-    g.m = tensor_cols(&a->stat, 0, n);
-    g.rstd = tensor_cols(&a->stat, n, 1);
-    g.y = a->h; /* for its width */
-    g.eps = a->eps;
     TRY(mhc_contract_gates(l, &g));
+    int n = (int)a->rule.streams;
     LAUNCH(l, make_gates, (unsigned)ceil_div(a->y.dim[0] * n, 128), 128, 0, records_of(&a->stat, &a->coef, NULL, NULL),
-           floats(&a->base), floats(&a->scale), (int)n, (float)a->eps);
+           floats(&a->base), floats(&a->scale), n, (float)a->eps);
     return ST_OK;
 }
 
@@ -208,36 +205,30 @@ extern "C" int mhc_final_fwd_cuda(struct lane *l, const struct mhc_final_fwd_arg
     if (!a->reuse)
         TRY(fuses(l, a, &fused));
     if (fused)
-        return leave_in_clusters(l, a, &w);
+        return final_in_clusters(l, a, &w);
     if (!a->reuse)
         TRY(close_and_contract(l, a));
     int64_t n = a->rule.streams;
     struct aggregate_args h = {.x = view_of(&a->y),
-                               .gain = floats(&a->gain),
-                               .rstd = floats(&a->stat) + n + 1,
-                               .rstd_stride = a->stat.stride[0],
+                               .out = view_of(&a->h),
+                               .rstd = view_at(&a->stat, n + 1),
+                               .weight = {.pre = view_of(&a->coef)},
                                .rows = a->y.dim[0],
-                               .one = a->zero_centered ? 1.0f : 0.0f,
+                               .d = a->h.dim[1],
+                               .norm = norm_of(a),
                                .eps = (float)a->eps,
                                .n = (int)n,
-                               .norm = true,
+                               .normed = true,
                                .given = a->reuse};
-    h.out = view_of(&a->h);
-    h.weight.pre = floats(&a->coef);
-    h.weight.pre_stride = a->coef.stride[0];
-    h.d = a->h.dim[1];
-    return mhc_aggregate_rows(l, &h, a->y.dtype, aligned16(&a->y) && aligned16(&a->h) && pointer16(h.gain));
+    return mhc_aggregate_rows(l, &h, a->y.dtype, aligned16(&a->y) && aligned16(&a->h) && pointer16(h.norm.gain));
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
 struct bwd_work {
-    /* fused */
     struct head_mapping map;
     float *stat, *coef, *dz, *products;
     void *pass;
-    /* a chain: the gradient of what is left has the place of df, that of the streams the place of dx */
-    struct tensor one, rstd, norm, contract;
 };
 static struct mhc_boundary_bwd_args fused_args(const struct mhc_final_bwd_args *a, const struct bwd_work *w)
 {
@@ -261,48 +252,12 @@ static struct mhc_boundary_bwd_args fused_args(const struct mhc_final_bwd_args *
                                       .dz = tensor_2d(w->dz, DT_F32, rows, LOGITS),
                                       .dgain = a->dgain,
                                       .acc_dgain = a->acc_dgain,
-                                      .products = tensor_2d(w->products, DT_F32, LOGITS + 1, k),
+                                      .products =
+                                          a->dw.rank == 0 ? tensor{} : tensor_2d(w->products, DT_F32, LOGITS + 1, k),
                                       .rule = a->rule,
                                       .drop = a->drop,
                                       .zero_centered = a->zero_centered};
     return b;
-}
-static struct rmsnorm_bwd_args norm_args(const struct mhc_final_bwd_args *a, const struct bwd_work *w)
-{
-    struct rmsnorm_bwd_args n = {.dy = a->dh,
-                                 .x = w->one,
-                                 .w = a->gain,
-                                 .rstd = w->rstd,
-                                 .dx = a->df,
-                                 .dw = a->dgain,
-                                 .acc_dw = a->acc_dgain,
-                                 .work = w->norm,
-                                 .zero_centered = a->zero_centered};
-    return n;
-}
-static struct mhc_contract_bwd_args contract_args(const struct mhc_final_bwd_args *a, const struct bwd_work *w)
-{
-    int64_t n = a->rule.streams;
-    struct mhc_contract_bwd_args c = {.dy = a->df,
-                                      .x = a->y,
-                                      .w = a->w,
-                                      .base = a->base,
-                                      .scale = a->scale,
-                                      .m = tensor_cols(&a->stat, 0, n),
-                                      .rstd = tensor_cols(&a->stat, n, 1),
-                                      .dx = a->dx,
-                                      .dw = a->dw,
-                                      .acc_dw = mhc_final_adds(a),
-                                      .dbase = a->dbase,
-                                      .dscale = a->dscale,
-                                      .acc_dscale = mhc_final_adds(a),
-                                      .work = w->contract,
-                                      .eps = a->eps};
-    return c;
-}
-static struct tensor carve_rows(struct carve *c, enum dtype t, int64_t rows, int64_t cols)
-{
-    return tensor_2d(carve_bytes(c, rows * cols * (int64_t)dtype_bytes(t)), t, rows, cols);
 }
 static int64_t divide_fused(const struct mhc_final_bwd_args *a, struct bwd_work *w)
 {
@@ -317,24 +272,11 @@ static int64_t divide_fused(const struct mhc_final_bwd_args *a, struct bwd_work 
     w->pass = carve_bytes(&c, mhc_boundary_bwd_pass_bytes(&b));
     return c.used;
 }
-static int64_t divide_chain(const struct mhc_final_bwd_args *a, struct bwd_work *w)
-{
-    struct carve c = {(char *)a->work.data, 0};
-    int64_t rows = a->dx.dim[0], d = a->dx.dim[1] / a->rule.streams;
-    enum dtype real = a->dx.dtype;
-    w->one = carve_rows(&c, real, rows, d);
-    w->rstd = tensor_1d(carve_floats(&c, rows), DT_F32, rows);
-    struct rmsnorm_bwd_args n = norm_args(a, w);
-    struct mhc_contract_bwd_args g = contract_args(a, w);
-    int64_t norm = rmsnorm_bwd_work_cuda(&n), contract = mhc_contract_bwd_work_cuda(&g);
-    w->norm = tensor_1d(carve_bytes(&c, norm), DT_U8, norm);
-    w->contract = tensor_1d(carve_bytes(&c, contract), DT_U8, contract);
-    return c.used;
-}
 extern "C" int64_t mhc_final_bwd_work_cuda(const struct mhc_final_bwd_args *a)
 {
     struct bwd_work w = {};
-    int64_t chain = divide_chain(a, &w);
+    struct final_scratch s;
+    int64_t chain = divide_chain(a, &s);
     return may_fuse(&a->rule, &a->dx) ? max_i64(chain, divide_fused(a, &w)) : chain;
 }
 
@@ -344,7 +286,7 @@ struct param_args {
     int64_t k, stride;
     bool add;
 };
-static __global__ void leave_params(const __grid_constant__ struct param_args a)
+static __global__ void final_params(const __grid_constant__ struct param_args a)
 {
     int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, i = blockIdx.y;
     if (c < a.k)
@@ -360,7 +302,7 @@ static __global__ void leave_params(const __grid_constant__ struct param_args a)
     }
 }
 
-static int leave_by_pass(struct lane *l, const struct mhc_final_bwd_args *a, const struct bwd_work *w)
+static int final_by_pass(struct lane *l, const struct mhc_final_bwd_args *a, const struct bwd_work *w)
 {
     struct mhc_boundary_bwd_args b = fused_args(a, w);
     int64_t rows = a->dx.dim[0], k = a->dx.dim[1];
@@ -368,9 +310,11 @@ static int leave_by_pass(struct lane *l, const struct mhc_final_bwd_args *a, con
     LAUNCH(l, give_rows, (unsigned)ceil_div(rows * RECORD, 256), 256, 0,
            records_of(&a->stat, &a->coef, w->stat, w->coef));
     TRY(mhc_boundary_bwd_pass(l, &b, w->pass));
+    if (!present(&a->dw))
+        return ST_OK;
     struct param_args p = {w->products, floats(&a->dw),  floats(&a->dbase), floats(&a->dscale),
                            k,           a->dw.stride[0], mhc_final_adds(a)};
-    LAUNCH(l, leave_params, dim3((unsigned)ceil_div(k, 256), STREAMS), 256, 0, p);
+    LAUNCH(l, final_params, dim3((unsigned)ceil_div(k, 256), STREAMS), 256, 0, p);
     return ST_OK;
 }
 
@@ -382,31 +326,12 @@ static __global__ void chain_rows(const float *stat, int64_t stat_stride, float 
         rstd[row] = stat[row * stat_stride + n + 1];
 }
 
-static int leave_by_chain(struct lane *l, const struct mhc_final_bwd_args *a, const struct bwd_work *w)
+static int take_rstd(struct lane *l, const struct mhc_final_bwd_args *a, const struct tensor *rstd)
 {
-    int64_t n = a->rule.streams, rows = a->dx.dim[0];
-    struct mhc_combine_bwd_args c = {};
-    struct mhc_aggregate_fwd_args again = {.x = a->y, .pre = a->coef, .a = w->one};
-    LAUNCH(l, chain_rows, (unsigned)ceil_div(rows, 128), 128, 0, floats(&a->stat), a->stat.stride[0], floats(&w->rstd),
-           rows, (int)n);
-    TRY(mhc_aggregate_fwd_cuda(l, &again));
-    struct rmsnorm_bwd_args norm = norm_args(a, w);
-    TRY(rmsnorm_bwd_cuda(l, &norm));
-    struct mhc_contract_bwd_args g = contract_args(a, w);
-    TRY(mhc_contract_bwd_cuda(l, &g));
-    c.dy = a->dx;
-    c.x = a->x;
-    c.f = a->f;
-    c.post = tensor_cols(&a->coef_in, n, n);
-    c.res = tensor_cols(&a->coef_in, 2 * n, n * n);
-    c.dx = a->dx;
-    c.df = a->df;
-    c.dpre = tensor_cols(&a->dcoef_in, 0, n);
-    c.dpost = tensor_cols(&a->dcoef_in, n, n);
-    c.dres = tensor_cols(&a->dcoef_in, 2 * n, n * n);
-    c.rule = a->rule;
-    c.drop = a->drop;
-    return mhc_combine_bwd_cuda(l, &c);
+    int64_t rows = a->dx.dim[0];
+    LAUNCH(l, chain_rows, (unsigned)ceil_div(rows, 128), 128, 0, floats(&a->stat), a->stat.stride[0], floats(rstd),
+           rows, (int)a->rule.streams);
+    return ST_OK;
 }
 
 extern "C" int mhc_final_bwd_cuda(struct lane *l, const struct mhc_final_bwd_args *a)
@@ -422,8 +347,7 @@ extern "C" int mhc_final_bwd_cuda(struct lane *l, const struct mhc_final_bwd_arg
     TRY(mhc_path_on(l, &s, &c));
     if (c.path == MHC_PATH_PASS) {
         divide_fused(a, &w);
-        return leave_by_pass(l, a, &w);
+        return final_by_pass(l, a, &w);
     }
-    divide_chain(a, &w);
-    return leave_by_chain(l, a, &w);
+    return final_by_chain(l, a);
 }

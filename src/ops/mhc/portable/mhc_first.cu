@@ -36,75 +36,14 @@ static int sum_of_parts(struct lane *l, const struct tensor *w, int64_t n, float
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-struct enter_args {
-    struct view x, y, h;
-    const float *pre, *gain;
-    float *rstd;
-    int64_t pre_stride, rstd_stride, d;
-    int n;
-    float one, eps;
-};
-
 /* sum over streams of pre_i v, in the order in which the norm of a stream is recomputed (mhc_mix.cu). */
-template <int N, int VEC>
-__device__ __forceinline__ void weigh(const float *pre, int n, const float (&v)[VEC], float (&out)[VEC])
+template <int N, int VEC> INLINE void weigh(const float *pre, int n, const float (&v)[VEC], float (&out)[VEC])
 {
-#pragma unroll
-    for (int e = 0; e < VEC; e++)
+    UNROLLED (e, VEC)
         out[e] = 0;
-#pragma unroll
-    for (int i = 0; i < n; i++)
-#pragma unroll
-        for (int e = 0; e < VEC; e++)
+    UNROLLED (i, n)
+        UNROLLED (e, VEC)
             out[e] = fmaf(pre[i], v[e], out[e]);
-}
-
-/* A row: x to all streams of y, and the norm of their weighted sum to h. */
-template <typename T, int N, int VEC>
-static __global__ void __launch_bounds__(MHC_THREADS) enter_rows(const __grid_constant__ struct enter_args a)
-{
-    __shared__ float scratch[WARPS];
-    int64_t row = blockIdx.x, first = (int64_t)threadIdx.x * VEC, step = (int64_t)blockDim.x * VEC;
-    int n = streams<N>::count(a.n);
-    const T *x = at<T>(a.x, row);
-    T *y = at<T>(a.y, row), *h = at<T>(a.h, row);
-    float pre[streams<N>::MAX], square = 0, kept[VEC] = {}; /* kept: the first channels of this thread */
-#pragma unroll
-    for (int i = 0; i < n; i++)
-        pre[i] = a.pre[row * a.pre_stride + i];
-    for (int64_t c = first; c < a.d; c += step) {
-        float v[VEC], sum[VEC];
-        load_floats(x + c, v);
-#pragma unroll
-        for (int i = 0; i < n; i++)
-            store_floats(y + i * a.d + c, v);
-        weigh<N>(pre, n, v, sum);
-#pragma unroll
-        for (int e = 0; e < VEC; e++) {
-            square += sum[e] * sum[e];
-            kept[e] = c == first ? sum[e] : kept[e];
-        }
-    }
-    float rstd = rsqrtf(row_sum(square, scratch) / (float)a.d + a.eps);
-    if (threadIdx.x == 0)
-        a.rstd[row * a.rstd_stride] = rstd;
-    for (int64_t c = first; c < a.d; c += step) {
-        float v[VEC], gain[VEC], sum[VEC];
-        if (c == first) {
-#pragma unroll
-            for (int e = 0; e < VEC; e++)
-                sum[e] = kept[e];
-        } else {
-            load_floats(x + c, v);
-            weigh<N>(pre, n, v, sum);
-        }
-        if (a.gain != NULL)
-            load_floats(a.gain + c, gain);
-#pragma unroll
-        for (int e = 0; e < VEC; e++)
-            sum[e] *= a.gain != NULL ? rstd * (gain[e] + a.one) : rstd;
-        store_floats(h + c, sum);
-    }
 }
 
 int64_t mhc_first_fwd_bytes(const struct mhc_boundary_fwd_args *b)
@@ -117,58 +56,52 @@ int64_t mhc_first_fwd_bytes(const struct mhc_boundary_fwd_args *b)
 static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *b, float *sum)
 {
     int64_t n = b->rule.streams, logits = mhc_logits(n);
-    struct mhc_project_fwd_args project = {};
+    struct mhc_project_fwd_args project = {.x = b->x,
+                                           .w = tensor_2d(sum, DT_F32, logits, b->x.dim[1]),
+                                           .p = tensor_cols(&b->stat, 0, logits),
+                                           .rho = tensor_cols(&b->stat, logits, 1),
+                                           .root_eps = b->rule.root_eps};
     struct coef_args a = mhc_boundary_coef(b);
     TRY(sum_of_parts(l, &b->w, n, sum));
-    project.x = b->x;
-    project.w = tensor_2d(sum, DT_F32, logits, b->x.dim[1]);
-    project.p = tensor_cols(&b->stat, 0, logits);
-    project.rho = tensor_cols(&b->stat, logits, 1);
-    project.root_eps = b->rule.root_eps;
     TRY(mhc_project_fwd_cuda(l, &project));
-    a.hi = floats(&b->stat);
-    a.p_stride = b->stat.stride[0];
     return mhc_coefficients(l, &a);
 }
 
 int mhc_first_fwd(struct lane *l, const struct mhc_boundary_fwd_args *b)
 {
-    struct enter_args a = {};
+    struct mhc_expand_fwd_args expand = {.x = b->x, .y = b->y};
+    struct aggregate_args a = {.x = view_of(&b->x),
+                               .out = view_of(&b->h),
+                               .rstd = view_at(&b->stat, mhc_logits(b->rule.streams) + 1),
+                               .weight = {.pre = view_of(&b->coef)},
+                               .rows = b->x.dim[0],
+                               .d = b->x.dim[1],
+                               .norm = norm_of(b),
+                               .eps = (float)b->eps,
+                               .n = (int)b->rule.streams,
+                               .normed = true,
+                               .equal = true};
     TRY(make_coefficients(l, b, floats(&b->work)));
-    a.x = view_of(&b->x);
-    a.y = view_of(&b->y);
-    a.h = view_of(&b->h);
-    a.pre = floats(&b->coef);
-    a.pre_stride = b->coef.stride[0];
-    a.gain = floats(&b->gain);
-    a.rstd = floats(&b->stat) + mhc_logits(b->rule.streams) + 1;
-    a.rstd_stride = b->stat.stride[0];
-    a.d = b->x.dim[1];
-    a.n = (int)b->rule.streams;
-    a.one = b->zero_centered ? 1.0f : 0.0f;
-    a.eps = (float)b->eps;
-    bool aligned = b->rule.kernels != MHC_KERNELS_REF && aligned16(&b->x) && aligned16(&b->y) && aligned16(&b->h) &&
-                   pointer16(a.gain) && whole_vectors(a.d, b->x.dtype);
-    MHC_DISPATCH(b->x.dtype, a.n, aligned, T, N, VEC,
-                 LAUNCH(l, (enter_rows<T, N, VEC>), (unsigned)b->x.dim[0], mhc_threads(a.d, VEC), 0, a));
-    return ST_OK;
+    TRY(mhc_expand_fwd_cuda(l, &expand));
+    return mhc_aggregate_rows(l, &a, b->x.dtype,
+                              b->rule.kernels != MHC_KERNELS_REF && aligned16(&b->x) && aligned16(&b->h) &&
+                                  pointer16(a.norm.gain));
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-struct enter_bwd {
+struct first_bwd_args {
     struct view dh, x, dy, dx; /* dy may be absent; dx holds what came through the projection */
-    const float *pre, *rstd, *rho, *gain;
-    int64_t pre_stride, stat_stride;
+    struct view pre, rstd, rho;
     float *dpre, *m, *rho_out, *dgain; /* [rows, n]; [rows]; rho without gaps; partial sums [blocks, d] or NULL */
     int64_t rows, rows_per_block, d;
-    float one;
+    struct norm_args norm;
     int n;
 };
 
 /* m and dpre of every row, as norm_bwd_rows (mhc_mix_bwd.cu) makes them, but with one product for all streams. */
 template <typename T, int N, int VEC>
-static __global__ void __launch_bounds__(MHC_THREADS) enter_dots(const __grid_constant__ struct enter_bwd a)
+static __global__ void __launch_bounds__(MHC_THREADS) first_dots(const __grid_constant__ struct first_bwd_args a)
 {
     constexpr int MAX = streams<N>::MAX, GROUP = 32;
     __shared__ float sums[GROUP][WARPS][2]; /* <x, u>, <x, a> */
@@ -183,26 +116,23 @@ static __global__ void __launch_bounds__(MHC_THREADS) enter_dots(const __grid_co
         for (int r = 0; r < count; r++) {
             int64_t row = start + r;
             const T *x = at<T>(a.x, row), *dh = at<T>(a.dh, row);
-            float rstd = a.rstd[row * a.stat_stride], with_u = 0, with_a = 0, pre[MAX];
-#pragma unroll
-            for (int i = 0; i < n; i++)
-                pre[i] = a.pre[row * a.pre_stride + i];
+            float rstd = number_at(a.rstd, row, 0), with_u = 0, with_a = 0, pre[MAX];
+            UNROLLED (i, n)
+                pre[i] = number_at(a.pre, row, i);
             for (int64_t c = mine; c < a.d; c += (int64_t)blockDim.x * VEC) {
                 float v[VEC], u[VEC], sum[VEC], gain[VEC];
                 load_floats(x + c, v);
                 load_floats(dh + c, u);
-                if (a.gain != NULL)
-                    load_floats(a.gain + c, gain);
+                load_gain(a.norm, c, gain);
                 weigh<N>(pre, n, v, sum);
-#pragma unroll
-                for (int e = 0; e < VEC; e++) {
+                UNROLLED (e, VEC) {
                     float dg = u[e] * sum[e] * rstd;
                     if (c == mine)
                         dgain[e] += dg;
                     else if (a.dgain != NULL)
                         a.dgain[blockIdx.x * a.d + c + e] =
                             (row == first ? 0.0f : a.dgain[blockIdx.x * a.d + c + e]) + dg;
-                    with_u += v[e] * u[e] * (a.gain != NULL ? gain[e] + a.one : 1.0f);
+                    with_u += v[e] * u[e] * gain[e];
                     with_a += v[e] * sum[e];
                 }
             }
@@ -217,16 +147,16 @@ static __global__ void __launch_bounds__(MHC_THREADS) enter_dots(const __grid_co
         if ((int)threadIdx.x < count) {
             int r = (int)threadIdx.x;
             int64_t row = start + r;
-            float rstd = a.rstd[row * a.stat_stride], with_u = 0, with_a = 0, dot = 0;
+            float rstd = number_at(a.rstd, row, 0), with_u = 0, with_a = 0, dot = 0;
             for (int w = 0; w < warps; w++) {
                 with_u += sums[r][w][0];
                 with_a += sums[r][w][1];
             }
             for (int i = 0; i < n; i++)
-                dot += a.pre[row * a.pre_stride + i] * with_u;
+                dot += number_at(a.pre, row, i) * with_u;
             float m = rstd * rstd * dot / (float)max(a.d, (int64_t)1);
             a.m[row] = m;
-            a.rho_out[row] = a.rho[row * a.stat_stride];
+            a.rho_out[row] = number_at(a.rho, row, 0);
             for (int i = 0; i < n; i++)
                 a.dpre[row * n + i] = rstd * (with_u - m * with_a);
         }
@@ -238,52 +168,46 @@ static __global__ void __launch_bounds__(MHC_THREADS) enter_dots(const __grid_co
 
 /* dx += sum over streams of dy_i + pre_i da */
 template <typename T, int N, int VEC>
-static __global__ void __launch_bounds__(MHC_THREADS) enter_dx(const __grid_constant__ struct enter_bwd a)
+static __global__ void __launch_bounds__(MHC_THREADS) first_dx(const __grid_constant__ struct first_bwd_args a)
 {
     int64_t row = blockIdx.x;
     int n = streams<N>::count(a.n);
     const T *dy = a.dy.data == NULL ? NULL : at<T>(a.dy, row);
-    float pre[streams<N>::MAX], all = 0, rstd = a.rstd[row * a.stat_stride], m = a.m[row];
-#pragma unroll
-    for (int i = 0; i < n; i++) {
-        pre[i] = a.pre[row * a.pre_stride + i];
+    float pre[streams<N>::MAX], all = 0, rstd = number_at(a.rstd, row, 0), m = a.m[row];
+    UNROLLED (i, n) {
+        pre[i] = number_at(a.pre, row, i);
         all += pre[i];
     }
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.d; c += (int64_t)blockDim.x * VEC) {
-        struct held in[streams<N>::MAX] = {
+        struct packed in[streams<N>::MAX] = {
         };
         float v[VEC], u[VEC], out[VEC], sum[VEC], gain[VEC];
         if (dy != NULL)
-#pragma unroll
-            for (int i = 0; i < n; i++)
-                in[i] = grab<T, VEC>(dy + i * a.d + c);
+            UNROLLED (i, n)
+                in[i] = load_packed<T, VEC>(dy + i * a.d + c);
         load_floats(at<T>(a.x, row) + c, v);
         load_floats(at<T>(a.dh, row) + c, u);
         load_floats(at<T>(a.dx, row) + c, out);
-        if (a.gain != NULL)
-            load_floats(a.gain + c, gain);
+        load_gain(a.norm, c, gain);
         weigh<N>(pre, n, v, sum);
-#pragma unroll
-        for (int e = 0; e < VEC; e++)
-            out[e] += all * rstd * (u[e] * (a.gain != NULL ? gain[e] + a.one : 1.0f) - sum[e] * m);
-#pragma unroll
-        for (int i = 0; i < n; i++) {
-            spread<T>(in[i], v);
-#pragma unroll
-            for (int e = 0; e < VEC; e++)
+        UNROLLED (e, VEC)
+            out[e] += all * rstd * (u[e] * gain[e] - sum[e] * m);
+        UNROLLED (i, n) {
+            unpack_to<T>(in[i], v);
+            UNROLLED (e, VEC)
                 out[e] += v[e];
         }
         store_floats(at<T>(a.dx, row) + c, out);
     }
 }
 
-struct enter_work {
+struct first_work {
     float *sum, *dsum; /* of w over streams, [N, d], and its gradient */
     float *dpre, *m, *rho, *dp, *drho, *dgain;
     float *partial; /* of sums over rows */
     struct tensor project;
 };
-static struct mhc_project_bwd_args project_args(const struct mhc_boundary_bwd_args *b, const struct enter_work *w)
+static struct mhc_project_bwd_args project_args(const struct mhc_boundary_bwd_args *b, const struct first_work *w)
 {
     int64_t rows = b->dx.dim[0], d = b->dx.dim[1], logits = mhc_logits(b->rule.streams);
     struct mhc_project_bwd_args p = {.dp = tensor_2d(w->dp, DT_F32, rows, logits),
@@ -298,7 +222,7 @@ static struct mhc_project_bwd_args project_args(const struct mhc_boundary_bwd_ar
     p.work = w->project;
     return p;
 }
-static int64_t divide_work(const struct mhc_boundary_bwd_args *b, struct enter_work *w)
+static int64_t divide_work(const struct mhc_boundary_bwd_args *b, struct first_work *w)
 {
     struct carve c = {(char *)b->work.data, 0};
     int64_t rows = b->dx.dim[0], d = b->dx.dim[1], n = b->rule.streams, logits = mhc_logits(n);
@@ -321,19 +245,18 @@ static int64_t divide_work(const struct mhc_boundary_bwd_args *b, struct enter_w
 }
 int64_t mhc_first_bwd_bytes(const struct mhc_boundary_bwd_args *b)
 {
-    struct enter_work w;
+    struct first_work w;
     return divide_work(b, &w);
 }
 
-static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct enter_work *w)
+static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct first_work *w)
 {
     struct coef_bwd_args a = mhc_boundary_coef_bwd(b, w->dpre, w->dp);
-    a.drho = w->drho;
-    a.drho_stride = 1;
+    a.drho = {w->drho, 1};
     return mhc_coefficients_bwd(l, &a);
 }
 
-static int leave_products(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct enter_work *w)
+static int leave_products(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct first_work *w)
 {
     int64_t n = b->rule.streams, logits = mhc_logits(n), d = b->dx.dim[1];
     struct param_sum_args s = param_sums_of(&b->dz, &b->stat, n, w->partial);
@@ -345,42 +268,38 @@ static int leave_products(struct lane *l, const struct mhc_boundary_bwd_args *b,
 
 int mhc_first_bwd(struct lane *l, const struct mhc_boundary_bwd_args *b)
 {
-    struct enter_work w;
-    struct enter_bwd a = {};
+    struct first_work w;
     divide_work(b, &w);
-    int64_t n = b->rule.streams, logits = mhc_logits(n);
+    int64_t n = b->rule.streams;
     enum dtype real = b->dx.dtype;
-    a.dh = view_of(&b->dh);
-    a.x = view_of(&b->x);
-    a.dy = view_of(&b->dy);
-    a.dx = view_of(&b->dx);
-    a.pre = floats(&b->coef);
-    a.pre_stride = b->coef.stride[0];
-    a.rho = floats(&b->stat) + logits;
-    a.rstd = a.rho + 1;
-    a.stat_stride = b->stat.stride[0];
-    a.gain = floats(&b->gain);
-    a.dpre = w.dpre;
-    a.m = w.m;
-    a.rho_out = w.rho;
-    a.dgain = present(&b->dgain) ? w.dgain : NULL;
-    a.rows = b->dx.dim[0];
-    a.d = b->dx.dim[1];
-    a.rows_per_block = mhc_rows_per_block(a.rows, a.d, real);
-    a.one = b->zero_centered ? 1.0f : 0.0f;
-    a.n = (int)n;
+    struct first_bwd_args a = {.dh = view_of(&b->dh),
+                               .x = view_of(&b->x),
+                               .dy = view_of(&b->dy),
+                               .dx = view_of(&b->dx),
+                               .pre = view_of(&b->coef),
+                               .rstd = view_at(&b->stat, mhc_logits(n) + 1),
+                               .rho = view_at(&b->stat, mhc_logits(n)),
+                               .dpre = w.dpre,
+                               .m = w.m,
+                               .rho_out = w.rho,
+                               .dgain = present(&b->dgain) ? w.dgain : NULL,
+                               .rows = b->dx.dim[0],
+                               .rows_per_block = mhc_rows_per_block(b->dx.dim[0], b->dx.dim[1], real),
+                               .d = b->dx.dim[1],
+                               .norm = norm_of(b),
+                               .n = (int)n};
     bool aligned = b->rule.kernels != MHC_KERNELS_REF && absent_or_aligned16(&b->dy) && aligned16(&b->dx) &&
-                   aligned16(&b->dh) && aligned16(&b->x) && pointer16(a.gain) && whole_vectors(a.d, real);
+                   aligned16(&b->dh) && aligned16(&b->x) && pointer16(a.norm.gain) && whole_vectors(a.d, real);
     TRY(sum_of_parts(l, &b->w, n, w.sum));
     MHC_DISPATCH(
         real, a.n, aligned, T, N, VEC,
-        LAUNCH(l, (enter_dots<T, N, VEC>), (unsigned)ceil_div(a.rows, a.rows_per_block), mhc_threads(a.d, VEC), 0, a));
+        LAUNCH(l, (first_dots<T, N, VEC>), (unsigned)ceil_div(a.rows, a.rows_per_block), mhc_threads(a.d, VEC), 0, a));
     if (a.dgain != NULL)
         TRY(add_partials(l, a.dgain, mhc_row_blocks(a.rows, a.d, real), a.d, floats(&b->dgain), a.d, 0, b->acc_dgain));
     TRY(through_coefficients(l, b, &w));
     struct mhc_project_bwd_args p = project_args(b, &w);
     TRY(mhc_project_bwd_cuda(l, &p));
     MHC_DISPATCH(real, a.n, aligned, T, N, VEC,
-                 LAUNCH(l, (enter_dx<T, N, VEC>), (unsigned)a.rows, mhc_threads(a.d, VEC), 0, a));
+                 LAUNCH(l, (first_dx<T, N, VEC>), (unsigned)a.rows, mhc_threads(a.d, VEC), 0, a));
     return present(&b->products) ? leave_products(l, b, &w) : ST_OK;
 }

@@ -23,29 +23,27 @@ enum {
 static_assert(GROUP * LOGITS == SUMS, "the sums of a block fill their rows");
 
 struct gates_call {
-    const float *p, *rho, *alpha[3], *beta;
+    struct view p, rho;
     struct view pre, post, logits; /* or their gradients; data NULL: zeros */
-    int64_t p_stride, rho_stride, rows;
-    struct view dp, dz; /* dz may be absent */
-    float *drho;
-    int64_t drho_stride;
-    bool profile_d, round_bf16;
+    struct view dp, drho, dz;      /* dz may be absent */
+    struct gate_params by;
+    int64_t rows;
+    struct rule_args rule;
 };
 struct gates_sums {
-    float *dalpha[3], *dbeta;
+    struct param_gradients to;
     int blocks; /* 0: no sums */
-    bool add;
 };
 
 /* The four values of lane g, of a row of pre, post or logits. */
-__device__ __forceinline__ float *four_of(const struct gates_call &a, int g, int64_t row)
+INLINE float *four_of(const struct gates_call &a, int g, int64_t row)
 {
     const struct view *v = g == 0 ? &a.pre : g == 1 ? &a.post : &a.logits;
     return v->data == NULL ? NULL : at<float>(*v, row) + (g < 2 ? 0 : 4 * (g - 2));
 }
-__device__ __forceinline__ float alpha_of(const struct gates_call &a, int g)
+INLINE float alpha_of(const struct gates_call &a, int g)
 {
-    return *(g == 0 ? a.alpha[0] : g == 1 ? a.alpha[1] : a.alpha[2]);
+    return *(g == 0 ? a.by.alpha[0] : g == 1 ? a.by.alpha[1] : a.by.alpha[2]);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -56,14 +54,14 @@ static __global__ void __launch_bounds__(THREADS) gate_rows(const __grid_constan
     int g = (int)threadIdx.x % LANES;
     if (row >= a.rows || 4 * g >= LOGITS)
         return;
-    float p[4], out[4], rho = a.rho[row * a.rho_stride], by = alpha_of(a, g), scale = g == 1 ? 2.0f : 1.0f,
-                        more = g == 0 && a.profile_d ? (float)MHC_EPS : 0.0f;
-    load_floats(a.p + row * a.p_stride + 4 * g, p);
+    float p[4], out[4], rho = number_at(a.rho, row, 0), by = alpha_of(a, g), scale = g == 1 ? 2.0f : 1.0f,
+                        more = g == 0 && a.rule.profile_d ? (float)MHC_EPS : 0.0f;
+    load_floats(at<float>(a.p, row) + 4 * g, p);
     float q = 1.0f / (rho + (float)MHC_EPS);
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
+    UNROLLED (e, 4) {
         /* by all lanes: they would wait for each other */
-        float z = q * p[e] * by + a.beta[4 * g + e], sig = maybe_bf16(a.round_bf16, scale * precise_sigmoid(z) + more);
+        float z = q * p[e] * by + a.by.beta[4 * g + e],
+              sig = maybe_bf16(a.rule.round_bf16, scale * precise_sigmoid(z) + more);
         out[e] = g < 2 ? sig : z;
     }
     store_floats(four_of(a, g, row), out);
@@ -72,7 +70,7 @@ static __global__ void __launch_bounds__(THREADS) gate_rows(const __grid_constan
 /* ---- backward: sums over rows, first half ---------------------------------------------------- */
 
 /* Sum i of block b, in dp. */
-__device__ __forceinline__ float *sum_at(const struct gates_call &a, int b, int i)
+INLINE float *sum_at(const struct gates_call &a, int b, int i)
 {
     return at<float>(a.dp, (int64_t)b * GROUP + i / LOGITS) + i % LOGITS;
 }
@@ -84,21 +82,19 @@ static __global__ void __launch_bounds__(SUM_THREADS) gate_partials(const __grid
     int t = (int)threadIdx.x, k = t % LOGITS, step = (int)gridDim.x * RUNS;
     const struct view *v = k < N ? &a.pre : k < 2 * N ? &a.post : &a.logits;
     const float *up = (const float *)v->data + (k < N ? k : k < 2 * N ? k - N : k - 2 * N);
-    float by = alpha_of(a, k / N), shift = a.beta[k];
+    float by = alpha_of(a, k / N), shift = a.by.beta[k];
     double beta = 0, alpha = 0;
     for (int64_t first = (int64_t)blockIdx.x * RUNS + t / LOGITS; v->data != NULL && first < a.rows;
          first += (int64_t)AT_ONCE * step) {
         float g[AT_ONCE], p[AT_ONCE], rho[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
+        UNROLLED (i, AT_ONCE) {
             int64_t r = first + (int64_t)i * step;
             bool there = r < a.rows;
             g[i] = there ? up[r * v->stride] : 0.0f;
-            p[i] = there ? a.p[r * a.p_stride + k] : 0.0f;
-            rho[i] = there ? a.rho[r * a.rho_stride] : 1.0f;
+            p[i] = there ? number_at(a.p, r, k) : 0.0f;
+            rho[i] = there ? number_at(a.rho, r, 0) : 1.0f;
         }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
+        UNROLLED (i, AT_ONCE) {
             float q = 1.0f / (rho[i] + (float)MHC_EPS), dz = g[i];
             if (k < 2 * N) {
                 float s = precise_sigmoid(q * p[i] * by + shift);
@@ -121,7 +117,7 @@ static __global__ void __launch_bounds__(SUM_THREADS) gate_partials(const __grid
 
 /* ---- backward: the rest ---------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void add_sums(const struct gates_call &a, const struct gates_sums &s)
+INLINE void add_sums(const struct gates_call &a, const struct gates_sums &s)
 {
     __shared__ double part[RANGES][SUMS], total[SUMS];
     int t = (int)threadIdx.x, i = t % SUMS, range = t / SUMS;
@@ -139,20 +135,20 @@ static __device__ __forceinline__ void add_sums(const struct gates_call &a, cons
             sum += part[r][t];
         total[t] = sum;
         if (t < LOGITS)
-            s.dbeta[t] = (s.add ? s.dbeta[t] : 0.0f) + (float)sum;
+            s.to.beta[t] = (s.to.add ? s.to.beta[t] : 0.0f) + (float)sum;
     }
     __syncthreads();
     if (t < 3) {
         int from = t == 0 ? 0 : t == 1 ? N : 2 * N, to = t == 0 ? N : t == 1 ? 2 * N : LOGITS;
-        float *out = t == 0 ? s.dalpha[0] : t == 1 ? s.dalpha[1] : s.dalpha[2];
+        float *out = t == 0 ? s.to.alpha[0] : t == 1 ? s.to.alpha[1] : s.to.alpha[2];
         sum = 0;
         for (int k = from; k < to; k++)
             sum += total[LOGITS + k];
-        *out = (s.add ? *out : 0.0f) + (float)sum;
+        *out = (s.to.add ? *out : 0.0f) + (float)sum;
     }
 }
 
-static __device__ __forceinline__ void gradient_of_row(const struct gates_call &a, int64_t row)
+INLINE void gradient_of_row(const struct gates_call &a, int64_t row)
 {
     int g = (int)threadIdx.x % LANES;
     bool there = row < a.rows && 4 * g < LOGITS;
@@ -160,14 +156,13 @@ static __device__ __forceinline__ void gradient_of_row(const struct gates_call &
     if (there) {
         const float *up = four_of(a, g, row);
         float by = alpha_of(a, g);
-        q = 1.0f / (a.rho[row * a.rho_stride] + (float)MHC_EPS);
-        load_floats(a.p + row * a.p_stride + 4 * g, p);
+        q = 1.0f / (number_at(a.rho, row, 0) + (float)MHC_EPS);
+        load_floats(at<float>(a.p, row) + 4 * g, p);
         if (up != NULL)
             load_floats(up, dz);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
+        UNROLLED (e, 4) {
             if (g < 2) {
-                float s = precise_sigmoid(q * p[e] * by + a.beta[4 * g + e]);
+                float s = precise_sigmoid(q * p[e] * by + a.by.beta[4 * g + e]);
                 dz[e] *= (g == 0 ? 1.0f : 2.0f) * s * (1 - s);
             }
             dp[e] = dz[e] * by * q;
@@ -181,7 +176,7 @@ static __device__ __forceinline__ void gradient_of_row(const struct gates_call &
     for (int bit = 1; bit < LANES; bit *= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, bit);
     if (there && g == 0)
-        a.drho[row * a.drho_stride] = -q * q * sum;
+        *at<float>(a.drho, row) = -q * q * sum;
 }
 
 /* The first block has the rows that hold sums. */
@@ -201,8 +196,6 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-static bool aligned_or_absent(const struct tensor *t) { return !present(t) || aligned16(t); }
-
 bool mhc_gates_fwd_can(const struct mhc_gates_fwd_args *g)
 {
     return g->rule.streams == N && g->p.dim[0] > 0 && aligned16(&g->p) && aligned16(&g->pre) && aligned16(&g->post) &&
@@ -210,12 +203,14 @@ bool mhc_gates_fwd_can(const struct mhc_gates_fwd_args *g)
 }
 int mhc_gates_fwd(struct lane *l, const struct mhc_gates_fwd_args *g)
 {
-    struct gates_call a = {};
-    a.p = floats(&g->p), a.rho = floats(&g->rho), a.beta = floats(&g->beta);
-    a.alpha[0] = floats(&g->a_pre), a.alpha[1] = floats(&g->a_post), a.alpha[2] = floats(&g->a_res);
-    a.p_stride = g->p.stride[0], a.rho_stride = g->rho.stride[0], a.rows = g->p.dim[0];
-    a.pre = view_of(&g->pre), a.post = view_of(&g->post), a.logits = view_of(&g->logits);
-    a.profile_d = g->rule.profile == MHC_D, a.round_bf16 = g->rule.round_bf16;
+    struct gates_call a = {.p = view_of(&g->p),
+                           .rho = view_of(&g->rho),
+                           .pre = view_of(&g->pre),
+                           .post = view_of(&g->post),
+                           .logits = view_of(&g->logits),
+                           .by = gate_params_of(g),
+                           .rows = g->p.dim[0],
+                           .rule = rule_of(g->rule)};
     LAUNCH(l, gate_rows, (unsigned)ceil_div(a.rows, ROWS), THREADS, 0, a);
     return ST_OK;
 }
@@ -223,22 +218,24 @@ int mhc_gates_fwd(struct lane *l, const struct mhc_gates_fwd_args *g)
 bool mhc_gates_bwd_can(const struct mhc_gates_bwd_args *g)
 {
     return g->rule.streams == N && g->p.dim[0] >= (present(&g->dbeta) ? GROUP : 1) && g->dp.data != g->p.data &&
-           aligned16(&g->p) && aligned16(&g->dp) && aligned_or_absent(&g->dz) && aligned_or_absent(&g->dpre) &&
-           aligned_or_absent(&g->dpost) && aligned_or_absent(&g->dlogits);
+           aligned16(&g->p) && aligned16(&g->dp) && absent_or_aligned16(&g->dz) && absent_or_aligned16(&g->dpre) &&
+           absent_or_aligned16(&g->dpost) && absent_or_aligned16(&g->dlogits);
 }
 int mhc_gates_bwd(struct lane *l, const struct mhc_gates_bwd_args *g)
 {
-    struct gates_call a = {};
+    struct gates_call a = {.p = view_of(&g->p),
+                           .rho = view_of(&g->rho),
+                           .pre = view_of(&g->dpre),
+                           .post = view_of(&g->dpost),
+                           .logits = view_of(&g->dlogits),
+                           .dp = view_of(&g->dp),
+                           .drho = view_of(&g->drho),
+                           .dz = view_of(&g->dz),
+                           .by = gate_params_of(g),
+                           .rows = g->p.dim[0]};
     struct gates_sums s = {};
-    a.p = floats(&g->p), a.rho = floats(&g->rho), a.beta = floats(&g->beta);
-    a.alpha[0] = floats(&g->a_pre), a.alpha[1] = floats(&g->a_post), a.alpha[2] = floats(&g->a_res);
-    a.p_stride = g->p.stride[0], a.rho_stride = g->rho.stride[0], a.rows = g->p.dim[0];
-    a.pre = view_of(&g->dpre), a.post = view_of(&g->dpost), a.logits = view_of(&g->dlogits);
-    a.dp = view_of(&g->dp), a.dz = view_of(&g->dz), a.drho = floats(&g->drho), a.drho_stride = g->drho.stride[0];
     if (present(&g->dbeta)) {
-        s.dalpha[0] = floats(&g->da_pre), s.dalpha[1] = floats(&g->da_post), s.dalpha[2] = floats(&g->da_res),
-        s.dbeta = floats(&g->dbeta);
-        s.add = g->acc_dbeta;
+        s.to = param_gradients_of(g, g->acc_dbeta);
         s.blocks = (int)min_i64(min_i64(MOST_BLOCKS, a.rows / GROUP), ceil_div(a.rows, RUNS));
         LAUNCH(l, gate_partials, (unsigned)s.blocks, SUM_THREADS, 0, a);
     }

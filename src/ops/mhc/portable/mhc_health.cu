@@ -20,8 +20,7 @@ struct health_shared {
 
 /* The product of all mixes up to this one, layer by layer; between two it is rounded, as it is
  * from launch to launch. */
-__device__ __forceinline__ void multiply_mixes(const struct health_args &a, struct health_shared *s, int64_t row,
-                                               int sample, int layer)
+INLINE void multiply_mixes(const struct health_args &a, struct health_shared *s, int64_t row, int sample, int layer)
 {
     int n = a.n, size = n * n;
     for (int k = (int)threadIdx.x; k < (layer + 1) * size; k += HEALTH_THREADS) {
@@ -46,14 +45,14 @@ __device__ __forceinline__ void multiply_mixes(const struct health_args &a, stru
     }
 }
 
-__device__ __forceinline__ double warp_total(double v)
+INLINE double warp_total(double v)
 {
 #pragma unroll
     for (int bit = 16; bit > 0; bit /= 2)
         v += __shfl_xor_sync(0xffffffffu, v, bit);
     return v;
 }
-__device__ __forceinline__ double warp_worst(double v)
+INLINE double warp_worst(double v)
 {
 #pragma unroll
     for (int bit = 16; bit > 0; bit /= 2)
@@ -63,25 +62,20 @@ __device__ __forceinline__ double warp_worst(double v)
 
 /* Products of streams i and j <= i over this thread's channels. Summed in fp32 over a few channels only and then in
  * double, because the streams of a young model differ in their last digits. */
-template <typename T, int N, int VEC>
-__device__ __forceinline__ void stream_products(const T *y, int64_t d, double sum[N][N])
+template <typename T, int N, int VEC> INLINE void stream_products(const T *y, int64_t d, double sum[N][N])
 {
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < d; c += HEALTH_THREADS * VEC) {
-        struct held in[N];
+        struct packed in[N];
         float v[N][VEC];
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            in[i] = grab<T, VEC>(y + i * d + c);
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            spread<T>(in[i], v[i]);
-#pragma unroll
-        for (int i = 0; i < N; i++)
+        UNROLLED (i, N)
+            in[i] = load_packed<T, VEC>(y + i * d + c);
+        UNROLLED (i, N)
+            unpack_to<T>(in[i], v[i]);
+        UNROLLED (i, N)
 #pragma unroll
             for (int j = 0; j <= i; j++) {
                 float run = 0;
-#pragma unroll
-                for (int e = 0; e < VEC; e++)
+                UNROLLED (e, VEC)
                     run += v[i][e] * v[j][e];
                 sum[i][j] += (double)run;
             }
@@ -91,15 +85,13 @@ __device__ __forceinline__ void stream_products(const T *y, int64_t d, double su
 /* The products of a row's streams for the whole block, [n][n] with j <= i, in shared memory. N 0: any number of
  * streams. */
 template <typename T, int N, int VEC>
-__device__ __forceinline__ void sum_products(const T *y, int64_t d, int n,
-                                             double part[HEALTH_WARPS][MHC_MAX_STREAMS * MHC_MAX_STREAMS])
+INLINE void sum_products(const T *y, int64_t d, int n, double part[HEALTH_WARPS][MHC_MAX_STREAMS * MHC_MAX_STREAMS])
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     if constexpr (N > 0) {
         double sum[N][N] = {};
         stream_products<T, N, VEC>(y, d, sum);
-#pragma unroll
-        for (int i = 0; i < N; i++)
+        UNROLLED (i, N)
 #pragma unroll
             for (int j = 0; j <= i; j++) {
                 double total = warp_total(sum[i][j]);
@@ -125,7 +117,7 @@ __device__ __forceinline__ void sum_products(const T *y, int64_t d, int n,
 }
 
 /* Sum of the cosines between different streams, for the whole warp: a lane for each pair. */
-__device__ __forceinline__ double sum_cosines(const double *product, int n, int lane)
+INLINE double sum_cosines(const double *product, int n, int lane)
 {
     double cosines = 0;
     for (int k = lane; k < n * n; k += 32) {
@@ -139,8 +131,7 @@ __device__ __forceinline__ double sum_cosines(const double *product, int n, int 
 }
 
 /* Errors of the mix and gains of the product, a lane for each line of the matrices. */
-__device__ __forceinline__ void judge_lines(const float *mix, const double *product, int n, int lane,
-                                            double worst[MHC_SIMILARITY])
+INLINE void judge_lines(const float *mix, const double *product, int n, int lane, double worst[MHC_SIMILARITY])
 {
     for (int i = lane; i < n; i += 32) {
         double sum[2] = {0, 0}, gain[2] = {0, 0};

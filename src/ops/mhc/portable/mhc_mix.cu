@@ -8,17 +8,15 @@ template <int N> struct mixer {
     float v[N > 0 ? N *N : 1];
     const float *res;
 };
-template <int N> __device__ __forceinline__ struct mixer<N> mixer_of(const float *res, bool profile_d) {
+template <int N> INLINE struct mixer<N> mixer_of(const float *res, bool profile_d) {
     struct mixer<N> m;
     m.res = res;
     if constexpr (N > 0)
-#pragma unroll
-        for (int i = 0; i < N; i++)
-#pragma unroll
-            for (int j = 0; j < N; j++)
+        UNROLLED (i, N)
+            UNROLLED (j, N)
                 m.v[i * N + j] = profile_d ? res[j * N + i] : res[i * N + j];
     return m;
-} template <int N> __device__ __forceinline__ float mix(const struct mixer<N> &m, bool profile_d, int n, int i, int j)
+} template <int N> INLINE float mix(const struct mixer<N> &m, bool profile_d, int n, int i, int j)
 {
     if constexpr (N > 0)
         return m.v[i * N + j];
@@ -29,15 +27,14 @@ template <int N> struct gates {
     float v[N > 0 ? N : 1];
     const float *from;
 };
-template <int N> __device__ __forceinline__ struct gates<N> gates_of(const float *from) {
+template <int N> INLINE struct gates<N> gates_of(const float *from) {
     struct gates<N> g;
     g.from = from;
     if constexpr (N > 0)
-#pragma unroll
-        for (int i = 0; i < N; i++)
+        UNROLLED (i, N)
             g.v[i] = from[i];
     return g;
-} template <int N> __device__ __forceinline__ float gate(const struct gates<N> &g, int i)
+} template <int N> INLINE float gate(const struct gates<N> &g, int i)
 {
     if constexpr (N > 0)
         return g.v[i];
@@ -46,15 +43,13 @@ template <int N> __device__ __forceinline__ struct gates<N> gates_of(const float
 }
 
 /* f + bias of VEC channels. */
-template <typename T, int VEC>
-__device__ __forceinline__ void take_biased(const T *f, const float *bias, int64_t c, float (&v)[VEC])
+template <typename T, int VEC> INLINE void take_biased(const T *f, const float *bias, int64_t c, float (&v)[VEC])
 {
     load_floats(f + c, v);
     if (bias != NULL) {
         float b[VEC];
         load_floats(bias + c, b);
-#pragma unroll
-        for (int e = 0; e < VEC; e++)
+        UNROLLED (e, VEC)
             v[e] += b[e];
     }
 }
@@ -66,11 +61,12 @@ static __global__ void __launch_bounds__(MHC_THREADS) combine_rows(const __grid_
 {
     __shared__ float scratch[MHC_THREADS / 32];
     int64_t row = blockIdx.x;
-    int n = streams<N>::count(a.n);
+    int n = streams<N>::count(a.rule.n);
+    bool profile_d = a.rule.profile_d;
     const T *x = at<T>(a.x, row), *f = at<T>(a.f, row);
     T *y = at<T>(a.y, row);
-    struct mixer<N> m = mixer_of<N>(a.res + row * a.res_stride, a.profile_d);
-    struct gates<N> post = gates_of<N>(a.post + row * a.post_stride);
+    struct mixer<N> m = mixer_of<N>(at<float>(a.res, row), profile_d);
+    struct gates<N> post = gates_of<N>(at<float>(a.post, row));
     struct draw_place drop = {};
     if (DROP)
         drop = drop_row_of(a.drop, row);
@@ -78,21 +74,18 @@ static __global__ void __launch_bounds__(MHC_THREADS) combine_rows(const __grid_
 #pragma unroll 2
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.d; c += (int64_t)blockDim.x * VEC) {
         float in[streams<N>::MAX][VEC], add[VEC];
-#pragma unroll
-        for (int j = 0; j < n; j++)
+        UNROLLED (j, n)
             load_floats(x + j * a.d + c, in[j]);
         take_biased(f, a.bias, c, add);
-#pragma unroll
-        for (int i = 0; i < n; i++) {
+        UNROLLED (i, n) {
             float out[VEC], factor[VEC];
             if (DROP)
                 drop_factors(a.drop, drop, i * a.d + c, factor);
-#pragma unroll
-            for (int e = 0; e < VEC; e++) {
-                out[e] = __fmul_rn(mix(m, a.profile_d, n, i, 0), in[0][e]);
+            UNROLLED (e, VEC) {
+                out[e] = __fmul_rn(mix(m, profile_d, n, i, 0), in[0][e]);
 #pragma unroll
                 for (int j = 1; j < n; j++)
-                    out[e] = fmaf(mix(m, a.profile_d, n, i, j), in[j][e], out[e]);
+                    out[e] = fmaf(mix(m, profile_d, n, i, j), in[j][e], out[e]);
                 out[e] = add_dropped<DROP>(out[e], gate(post, i), add[e], DROP ? factor[e] : 1.0f);
             }
             /* The stored numbers are what the projection and every later reader sees. */
@@ -104,17 +97,16 @@ static __global__ void __launch_bounds__(MHC_THREADS) combine_rows(const __grid_
                 uint4 stored = repack<T>(out);
                 store_raw(y + i * a.d + c, stored);
                 unpack<T>(stored, out);
-#pragma unroll
-                for (int e = 0; e < VEC; e++)
+                UNROLLED (e, VEC)
                     square += out[e] * out[e];
             }
         }
     }
-    if (a.rho == NULL)
+    if (a.rho.data == NULL)
         return;
     square = row_sum(square, scratch);
     if (threadIdx.x == 0)
-        a.rho[row * a.rho_stride] = sqrtf(square / (float)max(n * a.d, (int64_t)1) + a.root_eps) - a.root_less;
+        *at<float>(a.rho, row) = sqrtf(square / (float)max(n * a.d, (int64_t)1) + a.rule.root_eps) - a.rule.root_less;
 }
 
 /* rho of the streams as they are. */
@@ -122,26 +114,25 @@ template <typename T, int N, int VEC>
 static __global__ void __launch_bounds__(MHC_THREADS) rho_rows(const __grid_constant__ struct combine_args a)
 {
     __shared__ float scratch[MHC_THREADS / 32];
-    int64_t row = blockIdx.x, k = streams<N>::count(a.n) * a.d;
+    int64_t row = blockIdx.x, k = streams<N>::count(a.rule.n) * a.d;
     const T *x = at<T>(a.x, row);
     float square = 0;
 #pragma unroll 4
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < k; c += (int64_t)blockDim.x * VEC) {
         float v[VEC];
         load_floats(x + c, v);
-#pragma unroll
-        for (int e = 0; e < VEC; e++)
+        UNROLLED (e, VEC)
             square += v[e] * v[e];
     }
     square = row_sum(square, scratch);
     if (threadIdx.x == 0)
-        a.rho[row * a.rho_stride] = sqrtf(square / (float)max(k, (int64_t)1) + a.root_eps) - a.root_less;
+        *at<float>(a.rho, row) = sqrtf(square / (float)max(k, (int64_t)1) + a.rule.root_eps) - a.rule.root_less;
 }
 
 int mhc_combine_rows(struct lane *l, const struct combine_args *a, enum dtype real, bool aligned)
 {
     unsigned grid = (unsigned)a->rows;
-    MHC_DISPATCH(real, a->n, aligned && whole_vectors(a->d, real), T, N, VEC, {
+    MHC_DISPATCH(real, a->rule.n, aligned && whole_vectors(a->d, real), T, N, VEC, {
         unsigned threads = mhc_threads(a->d, VEC);
         if (a->f.data == NULL)
             LAUNCH(l, (rho_rows<T, N, VEC>), grid, threads, 0, *a);
@@ -159,15 +150,12 @@ extern "C" int mhc_combine_fwd_cuda(struct lane *l, const struct mhc_combine_fwd
     struct combine_args a = {.x = view_of(&c->x),
                              .f = view_of(&c->f),
                              .y = view_of(&c->y),
+                             .post = view_of(&c->post),
+                             .res = view_of(&c->res),
                              .bias = floats(&c->bias),
-                             .post = floats(&c->post),
-                             .res = floats(&c->res),
-                             .post_stride = c->post.stride[0],
-                             .res_stride = c->res.stride[0],
                              .rows = c->x.dim[0],
                              .d = c->f.dim[1],
-                             .n = (int)c->rule.streams,
-                             .profile_d = c->rule.profile == MHC_D,
+                             .rule = rule_of(c->rule),
                              .drop = drop_rule_of(&c->drop)};
     return mhc_combine_rows(l, &a, c->x.dtype,
                             aligned16(&c->x) && aligned16(&c->f) && aligned16(&c->y) && pointer16(a.bias));
@@ -175,12 +163,12 @@ extern "C" int mhc_combine_fwd_cuda(struct lane *l, const struct mhc_combine_fwd
 
 /* ---- aggregate ------------------------------------------------------------------------------- */
 
-__device__ __forceinline__ float stream_weight(const struct weight_args &w, int64_t row, int i)
+INLINE float stream_weight(const struct weight_args &w, int64_t row, int i)
 {
-    if (w.pre != NULL)
-        return w.pre[row * w.pre_stride + i];
-    if (w.m != NULL)
-        return precise_sigmoid(w.m[row * w.m_stride + i] * w.rstd[row * w.rstd_stride] * *w.scale + w.base[i]) + w.eps;
+    if (w.pre.data != NULL)
+        return number_at(w.pre, row, i);
+    if (w.m.data != NULL)
+        return precise_sigmoid(number_at(w.m, row, i) * number_at(w.rstd, row, 0) * *w.scale + w.base[i]) + w.eps;
     return w.same;
 }
 
@@ -189,14 +177,11 @@ template <int N> struct weights {
     float v[N > 0 ? N : 1];
     bool same;
 };
-template <int N>
-__device__ __forceinline__ struct weights<N> weights_of(const struct weight_args &w, int64_t row, int n,
-                                                        float *shared) {
+template <int N> INLINE struct weights<N> weights_of(const struct weight_args &w, int64_t row, int n, float *shared) {
     struct weights<N> out;
-    out.same = w.pre == NULL && w.m == NULL;
+    out.same = w.pre.data == NULL && w.m.data == NULL;
     if constexpr (N > 0) {
-#pragma unroll
-        for (int i = 0; i < N; i++)
+        UNROLLED (i, N)
             out.v[i] = stream_weight(w, row, i);
     } else {
         out.v[0] = w.same;
@@ -207,7 +192,7 @@ __device__ __forceinline__ struct weights<N> weights_of(const struct weight_args
         }
     }
     return out;
-} template <int N> __device__ __forceinline__ float weight(const struct weights<N> &w, const float *shared, int i)
+} template <int N> INLINE float weight(const struct weights<N> &w, const float *shared, int i)
 {
     if constexpr (N > 0)
         return w.v[i];
@@ -216,29 +201,25 @@ __device__ __forceinline__ struct weights<N> weights_of(const struct weight_args
 }
 
 template <typename T, int N, int VEC>
-__device__ __forceinline__ void aggregate(const T *x, int64_t d, int n, const struct weights<N> &w, const float *shared,
-                                          int64_t c, float (&out)[VEC])
+INLINE void aggregate(const T *x, int64_t step, int n, const struct weights<N> &w, const float *shared, int64_t c,
+                      float (&out)[VEC])
 {
     if constexpr (N > 0) {
-        struct held in[N];
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            in[i] = grab<T, VEC>(x + i * d + c);
-#pragma unroll
-        for (int e = 0; e < VEC; e++)
+        struct packed in[N];
+        UNROLLED (i, N)
+            in[i] = load_packed<T, VEC>(x + i * step + c);
+        UNROLLED (e, VEC)
             out[e] = 0;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
+        UNROLLED (i, N) {
             float v[VEC];
-            spread<T>(in[i], v);
-#pragma unroll
-            for (int e = 0; e < VEC; e++)
+            unpack_to<T>(in[i], v);
+            UNROLLED (e, VEC)
                 out[e] = fmaf(w.v[i], v[e], out[e]);
         }
     } else {
         out[0] = 0;
         for (int i = 0; i < n; i++)
-            out[0] += weight<N>(w, shared, i) * to_float(x[i * d + c]);
+            out[0] += weight<N>(w, shared, i) * to_float(x[i * step + c]);
     }
 }
 
@@ -259,16 +240,16 @@ static __global__ void __launch_bounds__(NORM ? (int)MHC_THREADS : (int)WIDE_THR
     /* From the end: what was written last is still in the cache. */
     int64_t row = gridDim.x - 1 - blockIdx.x, first = (int64_t)threadIdx.x * VEC, step = (int64_t)blockDim.x * VEC;
     int n = streams<N>::count(a.n);
+    int64_t between = a.equal ? 0 : a.d;
     const T *x = at<T>(a.x, row);
     T *out = at<T>(a.out, row);
     struct weights<N> w = weights_of<N>(a.weight, row, n, shared);
     float kept[VEC] = {}, square = 0; /* kept: the first channels of this thread, all there are up to 256 VEC */
     for (int64_t c = first; c < a.d && !(NORM && a.given); c += step) {
         float v[VEC];
-        aggregate<T, N, VEC>(x, a.d, n, w, shared, c, v);
+        aggregate<T, N, VEC>(x, between, n, w, shared, c, v);
         if constexpr (NORM) {
-#pragma unroll
-            for (int e = 0; e < VEC; e++) {
+            UNROLLED (e, VEC) {
                 square += v[e] * v[e];
                 kept[e] = c == first ? v[e] : kept[e];
             }
@@ -277,23 +258,20 @@ static __global__ void __launch_bounds__(NORM ? (int)MHC_THREADS : (int)WIDE_THR
         }
     }
     if constexpr (NORM) {
-        float rstd = a.given ? a.rstd[row * a.rstd_stride] : rsqrtf(row_sum(square, scratch) / (float)a.d + a.eps);
+        float rstd = a.given ? number_at(a.rstd, row, 0) : rsqrtf(row_sum(square, scratch) / (float)a.d + a.eps);
         if (threadIdx.x == 0 && !a.given)
-            a.rstd[row * a.rstd_stride] = rstd;
+            *at<float>(a.rstd, row) = rstd;
         for (int64_t c = first; c < a.d; c += step) {
             float v[VEC], gain[VEC];
             if (c == first && !a.given) {
-#pragma unroll
-                for (int e = 0; e < VEC; e++)
+                UNROLLED (e, VEC)
                     v[e] = kept[e];
             } else {
-                aggregate<T, N, VEC>(x, a.d, n, w, shared, c, v);
+                aggregate<T, N, VEC>(x, between, n, w, shared, c, v);
             }
-            if (a.gain != NULL)
-                load_floats(a.gain + c, gain);
-#pragma unroll
-            for (int e = 0; e < VEC; e++)
-                v[e] *= a.gain != NULL ? rstd * (gain[e] + a.one) : rstd;
+            load_gain(a.norm, c, gain);
+            UNROLLED (e, VEC)
+                v[e] *= rstd * gain[e];
             store_floats(out + c, v);
         }
     }
@@ -305,14 +283,12 @@ static __global__ void __launch_bounds__(GIVEN_THREADS) scale_rows(const __grid_
 {
     int64_t row = gridDim.x - 1 - blockIdx.x;
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.d; c += (int64_t)blockDim.x * VEC) {
-        float v[VEC], gain[VEC], rstd = a.rstd[row * a.rstd_stride];
+        float v[VEC], gain[VEC], rstd = number_at(a.rstd, row, 0);
         struct weights<N> w = weights_of<N>(a.weight, row, N, NULL);
-        if (a.gain != NULL)
-            load_floats(a.gain + c, gain);
+        load_gain(a.norm, c, gain);
         aggregate<T, N, VEC>(at<T>(a.x, row), a.d, N, w, NULL, c, v);
-#pragma unroll
-        for (int e = 0; e < VEC; e++)
-            v[e] *= a.gain != NULL ? rstd * (gain[e] + a.one) : rstd;
+        UNROLLED (e, VEC)
+            v[e] *= rstd * gain[e];
         store_floats(at<T>(a.out, row) + c, v);
     }
 }
@@ -326,9 +302,9 @@ template <typename T, int N, int VEC> static int scale(struct lane *l, const str
 int mhc_aggregate_rows(struct lane *l, const struct aggregate_args *a, enum dtype real, bool aligned)
 {
     MHC_DISPATCH(real, a->n, aligned && whole_vectors(a->d, real), T, N, VEC, {
-        if (a->norm && a->given && N > 0)
+        if (a->normed && a->given && N > 0)
             return scale<T, N, VEC>(l, a);
-        if (a->norm)
+        if (a->normed)
             LAUNCH(l, (aggregate_rows<T, N, VEC, true>), (unsigned)a->rows, mhc_threads(a->d, VEC), 0, *a);
         else
             LAUNCH(l, (aggregate_rows<T, N, VEC, false>), (unsigned)a->rows, wide_threads(a->d, VEC, WIDE_THREADS), 0,
@@ -345,24 +321,12 @@ static int aggregate_into(struct lane *l, const struct tensor *x, const struct t
     return mhc_aggregate_rows(l, &a, x->dtype, aligned16(x) && aligned16(out));
 }
 
-static struct weight_args given_weights(const struct tensor *pre)
-{
-    struct weight_args w = {};
-    w.pre = floats(pre);
-    w.pre_stride = pre->stride[0];
-    return w;
-}
-static struct weight_args same_weights(float value)
-{
-    struct weight_args w = {};
-    w.same = value;
-    return w;
-}
+static struct weight_args same_weights(float value) { return {.same = value}; }
 
 extern "C" int mhc_aggregate_fwd_cuda(struct lane *l, const struct mhc_aggregate_fwd_args *a)
 {
     TRY(mhc_aggregate_fwd_check(a, l->err));
-    struct weight_args w = given_weights(&a->pre);
+    struct weight_args w = {.pre = view_of(&a->pre)};
     return aggregate_into(l, &a->x, &a->a, &w, a->pre.dim[1]);
 }
 
@@ -390,13 +354,11 @@ static __global__ void __launch_bounds__(MHC_THREADS)
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < d; c += (int64_t)blockDim.x * VEC) {
         float v[VEC];
         load_floats(from + c, v);
-#pragma unroll
-        for (int i = 0; i < n; i++) {
+        UNROLLED (i, n) {
             float sum[VEC] = {};
             if (add)
                 load_floats(to + i * d + c, sum);
-#pragma unroll
-            for (int e = 0; e < VEC; e++)
+            UNROLLED (e, VEC)
                 sum[e] += weight<N>(w, shared, i) * v[e];
             store_floats(to + i * d + c, sum);
         }
@@ -413,7 +375,7 @@ static int fan_out(struct lane *l, const struct tensor *one, const struct tensor
     return ST_OK;
 }
 
-int mhc_spread_mean(struct lane *l, const struct tensor *one, const struct tensor *out, bool add)
+int mhc_expand_mean(struct lane *l, const struct tensor *one, const struct tensor *out, bool add)
 {
     int64_t n = one->dim[1] > 0 ? out->dim[1] / one->dim[1] : 0;
     struct weight_args w = same_weights(n > 0 ? (float)(1 / (double)n) : 0);
@@ -463,10 +425,8 @@ int mhc_stream_dots(struct lane *l, const struct tensor *one, const struct tenso
 
 /* Both in one pass: dx_i (+)= pre_i da, dpre_i = <da, x_i>. */
 struct aggregate_bwd {
-    struct view da, x, dx;
-    const float *pre;
-    float *dpre;
-    int64_t pre_stride, dpre_stride, d;
+    struct view da, x, dx, pre, dpre;
+    int64_t d;
     bool add;
 };
 template <typename T, int N, int VEC>
@@ -478,22 +438,19 @@ static __global__ void __launch_bounds__(MHC_THREADS) aggregate_bwd_rows(const _
     T *dx = at<T>(a.dx, row);
     float dots[N] = {};
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.d; c += (int64_t)blockDim.x * VEC) {
-        struct held in[N], old[N] = {};
+        struct packed in[N], old[N] = {};
         float up[VEC];
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            in[i] = grab<T, VEC>(x + i * a.d + c);
+        UNROLLED (i, N) {
+            in[i] = load_packed<T, VEC>(x + i * a.d + c);
             if (a.add)
-                old[i] = grab<T, VEC>(dx + i * a.d + c);
+                old[i] = load_packed<T, VEC>(dx + i * a.d + c);
         }
         load_floats(da + c, up);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            float v[VEC], out[VEC], pre = a.pre[row * a.pre_stride + i];
-            spread<T>(in[i], v);
-            spread<T>(old[i], out);
-#pragma unroll
-            for (int e = 0; e < VEC; e++) {
+        UNROLLED (i, N) {
+            float v[VEC], out[VEC], pre = number_at(a.pre, row, i);
+            unpack_to<T>(in[i], v);
+            unpack_to<T>(old[i], out);
+            UNROLLED (e, VEC) {
                 dots[i] += up[e] * v[e];
                 out[e] += pre * up[e];
             }
@@ -509,13 +466,13 @@ static __global__ void __launch_bounds__(MHC_THREADS) aggregate_bwd_rows(const _
     sum = 0;
     for (int w = 0; w < (int)blockDim.x / 32; w++)
         sum += sums[w][threadIdx.x];
-    a.dpre[row * a.dpre_stride + threadIdx.x] = sum;
+    at<float>(a.dpre, row)[threadIdx.x] = sum;
 }
 
 static int aggregate_bwd_4(struct lane *l, const struct mhc_aggregate_bwd_args *b)
 {
-    struct aggregate_bwd a = {view_of(&b->da),  view_of(&b->x),    view_of(&b->dx), floats(&b->pre), floats(&b->dpre),
-                              b->pre.stride[0], b->dpre.stride[0], b->da.dim[1],    b->acc_dx};
+    struct aggregate_bwd a = {view_of(&b->da),   view_of(&b->x), view_of(&b->dx), view_of(&b->pre),
+                              view_of(&b->dpre), b->da.dim[1],   b->acc_dx};
     unsigned rows = (unsigned)b->da.dim[0];
     if (b->da.dtype == DT_BF16)
         LAUNCH(l, (aggregate_bwd_rows<bf16, 4, 8>), rows, mhc_threads(a.d, 8), 0, a);
@@ -530,7 +487,7 @@ extern "C" int mhc_aggregate_bwd_cuda(struct lane *l, const struct mhc_aggregate
     if (a->pre.dim[1] == 4 && aligned16(&a->da) && aligned16(&a->x) && aligned16(&a->dx) &&
         whole_vectors(a->da.dim[1], a->da.dtype))
         return aggregate_bwd_4(l, a);
-    struct weight_args w = given_weights(&a->pre);
+    struct weight_args w = {.pre = view_of(&a->pre)};
     TRY(mhc_stream_dots(l, &a->da, &a->x, floats(&a->dpre), a->dpre.stride[0]));
     return fan_out(l, &a->da, &a->dx, &w, a->pre.dim[1], a->acc_dx);
 }

@@ -12,19 +12,18 @@
 enum { WARPS = MHC_THREADS / 32 };
 
 /* Adds v to the block's partial sums of channels c .. c + VEC; the first row overwrites. */
-template <int VEC> __device__ __forceinline__ void add_partial(float *partial, bool start, const float (&v)[VEC])
+template <int VEC> INLINE void add_partial(float *partial, bool start, const float (&v)[VEC])
 {
     float sum[VEC] = {};
     if (!start)
         load_floats(partial, sum);
-#pragma unroll
-    for (int e = 0; e < VEC; e++)
+    UNROLLED (e, VEC)
         sum[e] += v[e];
     store_floats(partial, sum);
 }
 
 /* Leaves sum k of the warp in to[k]. */
-template <int COUNT> __device__ __forceinline__ void leave_sums(float (&v)[COUNT], float *to)
+template <int COUNT> INLINE void leave_sums(float (&v)[COUNT], float *to)
 {
     float sum = warp_sums<COUNT>(v);
     int lane = (int)threadIdx.x % 32;
@@ -50,43 +49,35 @@ static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 3 : 1)
         for (int r = 0; r < count; r++) {
             int64_t row = start + r;
             const T *y = at<T>(a.y, row), *dh = at<T>(a.dh, row);
-            const float *pre = a.pre + row * a.pre_stride;
-            float rstd = a.rstd[row * a.rstd_stride], with_u[MAX] = {}, with_a[MAX] = {};
+            const float *pre = at<float>(a.pre, row);
+            float rstd = number_at(a.rstd, row, 0), with_u[MAX] = {}, with_a[MAX] = {};
             for (int64_t c = mine; c < a.d; c += (int64_t)blockDim.x * VEC) {
-                struct held in[MAX];
+                struct packed in[MAX];
                 float u[VEC], agg[VEC] = {}, dg[VEC], gain[VEC];
-#pragma unroll
-                for (int i = 0; i < n; i++)
-                    in[i] = grab<T, VEC>(y + i * a.d + c);
+                UNROLLED (i, n)
+                    in[i] = load_packed<T, VEC>(y + i * a.d + c);
                 load_floats(dh + c, u);
-                if (a.gain != NULL)
-                    load_floats(a.gain + c, gain);
-#pragma unroll
-                for (int i = 0; i < n; i++) {
+                load_gain(a.norm, c, gain);
+                UNROLLED (i, n) {
                     float v[VEC];
-                    spread<T>(in[i], v);
-#pragma unroll
-                    for (int e = 0; e < VEC; e++)
+                    unpack_to<T>(in[i], v);
+                    UNROLLED (e, VEC)
                         agg[e] += pre[i] * v[e];
                 }
-#pragma unroll
-                for (int e = 0; e < VEC; e++) {
+                UNROLLED (e, VEC) {
                     dg[e] = u[e] * agg[e] * rstd;
-                    u[e] *= a.gain != NULL ? gain[e] + a.one : 1.0f;
+                    u[e] *= gain[e];
                 }
-#pragma unroll
-                for (int i = 0; i < n; i++) {
+                UNROLLED (i, n) {
                     float v[VEC];
-                    spread<T>(in[i], v);
-#pragma unroll
-                    for (int e = 0; e < VEC; e++) {
+                    unpack_to<T>(in[i], v);
+                    UNROLLED (e, VEC) {
                         with_u[i] += v[e] * u[e];
                         with_a[i] += v[e] * agg[e];
                     }
                 }
                 if (c == mine) {
-#pragma unroll
-                    for (int e = 0; e < VEC; e++)
+                    UNROLLED (e, VEC)
                         dgain[e] += dg[e];
                 } else if (a.dgain != NULL) {
                     add_partial(a.dgain + blockIdx.x * a.d + c, row == first, dg);
@@ -106,14 +97,14 @@ static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 3 : 1)
         if ((int)threadIdx.x < count) {
             int r = (int)threadIdx.x;
             int64_t row = start + r;
-            float rstd = a.rstd[row * a.rstd_stride], dot = 0;
+            float rstd = number_at(a.rstd, row, 0), dot = 0;
             for (int k = 0; k < 2 * MAX; k++) {
                 float sum = 0;
                 for (int w = 0; w < warps && k % MAX < n; w++)
                     sum += sums[r][w][k];
                 sums[r][0][k] = sum;
                 if (k < n)
-                    dot += a.pre[row * a.pre_stride + k] * sum;
+                    dot += number_at(a.pre, row, k) * sum;
             }
             float m = rstd * rstd * dot / (float)max(a.d, (int64_t)1);
             a.m[row] = m;
@@ -143,52 +134,49 @@ template <int N> struct row_coef {
     float rstd, m, scale;
 };
 template <int N, bool OPENS, bool CLOSES>
-__device__ __forceinline__ struct row_coef<N> row_coef_of(const struct mix_bwd_args &a, int64_t row) {
+INLINE struct row_coef<N> row_coef_of(const struct mix_bwd_args &a, int64_t row) {
     struct row_coef<N> k = {
     };
     if (OPENS) {
-        k.pre_at = a.pre + row * a.pre_stride;
-        k.rstd = a.rstd[row * a.rstd_stride];
+        k.pre_at = at<float>(a.pre, row);
+        k.rstd = number_at(a.rstd, row, 0);
         k.m = a.m[row];
         k.scale = a.row_scale[row];
     }
     if (CLOSES) {
-        k.post_at = a.post + row * a.post_stride;
-        k.res_at = a.res + row * a.res_stride;
+        k.post_at = at<float>(a.post, row);
+        k.res_at = at<float>(a.res, row);
     }
     if constexpr (N > 0) {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
+        UNROLLED (i, N) {
             if (OPENS)
                 k.pre[i] = k.pre_at[i];
             if (CLOSES) {
                 k.post[i] = k.post_at[i];
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    k.mix[i * N + j] = a.profile_d ? k.res_at[j * N + i] : k.res_at[i * N + j];
+                UNROLLED (j, N)
+                    k.mix[i * N + j] = k.res_at[mix_at(a.rule.profile_d, N, i, j)];
             }
         }
     }
     return k;
-} template <int N> __device__ __forceinline__ float pre_of(const struct row_coef<N> &k, int i)
+} template <int N> INLINE float pre_of(const struct row_coef<N> &k, int i)
 {
     if constexpr (N > 0)
         return k.pre[i];
     else
         return k.pre_at[i];
 }
-/* HELD: in registers; where both halves are at work they have no room. */
-template <int N, bool HELD> __device__ __forceinline__ float post_of(const struct row_coef<N> &k, int i)
+/* KEPT_HERE: in registers; where both halves are at work they have no room. */
+template <int N, bool KEPT_HERE> INLINE float post_of(const struct row_coef<N> &k, int i)
 {
-    if constexpr (N > 0 && HELD)
+    if constexpr (N > 0 && KEPT_HERE)
         return k.post[i];
     else
         return k.post_at[i];
 }
-template <int N, bool HELD>
-__device__ __forceinline__ float mix_of(const struct row_coef<N> &k, bool profile_d, int n, int i, int j)
+template <int N, bool KEPT_HERE> INLINE float mix_of(const struct row_coef<N> &k, bool profile_d, int n, int i, int j)
 {
-    if constexpr (N > 0 && HELD)
+    if constexpr (N > 0 && KEPT_HERE)
         return k.mix[i * N + j];
     else
         return k.res_at[mix_at(profile_d, n, i, j)];
@@ -196,50 +184,40 @@ __device__ __forceinline__ float mix_of(const struct row_coef<N> &k, bool profil
 
 /* g_i of VEC channels from c on. */
 template <typename T, int N, int VEC, bool OPENS>
-__device__ __forceinline__ void stream_gradient(const struct mix_bwd_args &a, const struct row_coef<N> &k, int64_t row,
-                                                int64_t c, int n, float (&g)[streams<N>::MAX][VEC])
+INLINE void stream_gradient(const struct mix_bwd_args &a, const struct row_coef<N> &k, int64_t row, int64_t c, int n,
+                            float (&g)[streams<N>::MAX][VEC])
 {
     constexpr int MAX = streams<N>::MAX;
-    struct held dy[MAX] = {};
+    struct packed dy[MAX] = {};
     if (a.dy.data != NULL)
-#pragma unroll
-        for (int i = 0; i < n; i++)
-            dy[i] = grab<T, VEC>(at<T>(a.dy, row) + i * a.d + c);
+        UNROLLED (i, n)
+            dy[i] = load_packed<T, VEC>(at<T>(a.dy, row) + i * a.d + c);
     if constexpr (OPENS) {
-        struct held y[MAX], gw[MAX];
+        struct packed y[MAX], gw[MAX];
         float u[VEC], agg[VEC] = {}, gain[VEC];
-#pragma unroll
-        for (int i = 0; i < n; i++)
-            y[i] = grab<T, VEC>(at<T>(a.y, row) + i * a.d + c);
-#pragma unroll
-        for (int i = 0; i < n; i++)
-            gw[i] = grab<T, VEC>(at<T>(a.gw, row - a.first_row) + i * a.d + c);
+        UNROLLED (i, n)
+            y[i] = load_packed<T, VEC>(at<T>(a.y, row) + i * a.d + c);
+        UNROLLED (i, n)
+            gw[i] = load_packed<T, VEC>(at<T>(a.gw, row - a.first_row) + i * a.d + c);
         load_floats(at<T>(a.dh, row) + c, u);
-        if (a.gain != NULL)
-            load_floats(a.gain + c, gain);
-#pragma unroll
-        for (int i = 0; i < n; i++) {
-            spread<T>(y[i], g[i]);
-#pragma unroll
-            for (int e = 0; e < VEC; e++)
+        load_gain(a.norm, c, gain);
+        UNROLLED (i, n) {
+            unpack_to<T>(y[i], g[i]);
+            UNROLLED (e, VEC)
                 agg[e] += pre_of(k, i) * g[i][e];
         }
-#pragma unroll
-        for (int e = 0; e < VEC; e++)
-            agg[e] = k.rstd * (u[e] * (a.gain != NULL ? gain[e] + a.one : 1.0f) - agg[e] * k.m); /* da */
-#pragma unroll
-        for (int i = 0; i < n; i++) {
+        UNROLLED (e, VEC)
+            agg[e] = k.rstd * (u[e] * gain[e] - agg[e] * k.m); /* da */
+        UNROLLED (i, n) {
             float v[VEC], w[VEC];
-            spread<T>(dy[i], v);
-            spread<T>(gw[i], w);
-#pragma unroll
-            for (int e = 0; e < VEC; e++)
+            unpack_to<T>(dy[i], v);
+            unpack_to<T>(gw[i], w);
+            UNROLLED (e, VEC)
                 g[i][e] = v[e] + pre_of(k, i) * agg[e] + w[e] + k.scale * g[i][e];
         }
     } else {
-#pragma unroll
-        for (int i = 0; i < n; i++)
-            spread<T>(dy[i], g[i]);
+        UNROLLED (i, n)
+            unpack_to<T>(dy[i], g[i]);
     }
 }
 
@@ -252,7 +230,7 @@ static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 2 : 1)
     __shared__ float sums[GROUP][WARPS][SUMS];
     DYNAMIC_SHARED(float, here, 16);
     float *dbias = a.dbias != NULL && a.sums_here ? here : a.dbias + blockIdx.x * a.d;
-    int n = streams<N>::count(a.n), warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    int n = streams<N>::count(a.rule.n), warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     int64_t first = a.first_row + blockIdx.x * a.rows_per_block, end = min(first + a.rows_per_block, a.rows);
     for (int64_t start = first; start < end; start += GROUP) {
         int count = (int)min(end - start, (int64_t)GROUP);
@@ -268,47 +246,38 @@ static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 2 : 1)
                 float g[MAX][VEC];
                 stream_gradient<T, N, VEC, OPENS>(a, k, row, c, n, g);
                 if constexpr (!CLOSES) {
-#pragma unroll
-                    for (int i = 0; i < n; i++)
+                    UNROLLED (i, n)
                         store_floats(dx + i * a.d + c, g[i]);
                     continue;
                 }
-                struct held x[MAX];
+                struct packed x[MAX];
                 float f[VEC], df[VEC] = {};
-#pragma unroll
-                for (int j = 0; j < n; j++)
-                    x[j] = grab<T, VEC>(at<T>(a.x, row) + j * a.d + c);
+                UNROLLED (j, n)
+                    x[j] = load_packed<T, VEC>(at<T>(a.x, row) + j * a.d + c);
                 load_floats(at<T>(a.f, row) + c, f);
                 if (a.bias != NULL) {
                     float bias[VEC];
                     load_floats(a.bias + c, bias);
-#pragma unroll
-                    for (int e = 0; e < VEC; e++)
+                    UNROLLED (e, VEC)
                         f[e] += bias[e];
                 }
-#pragma unroll
-                for (int i = 0; i < n; i++) {
+                UNROLLED (i, n) {
                     float factor[VEC], post = post_of<N, !OPENS>(k, i);
                     if (DROP)
                         drop_factors(a.drop, drop, i * a.d + c, factor);
-#pragma unroll
-                    for (int e = 0; e < VEC; e++) {
+                    UNROLLED (e, VEC) {
                         float dropped = DROP ? g[i][e] * factor[e] : g[i][e];
                         df[e] += post * dropped;
                         with_f[i] += dropped * f[e];
                     }
                 }
-#pragma unroll
-                for (int j = 0; j < n; j++) {
+                UNROLLED (j, n) {
                     float v[VEC], out[VEC] = {}, by[MAX];
-                    spread<T>(x[j], v);
-#pragma unroll
-                    for (int i = 0; i < n; i++)
-                        by[i] = mix_of<N, !OPENS>(k, a.profile_d, n, i, j);
-#pragma unroll
-                    for (int i = 0; i < n; i++)
-#pragma unroll
-                        for (int e = 0; e < VEC; e++) {
+                    unpack_to<T>(x[j], v);
+                    UNROLLED (i, n)
+                        by[i] = mix_of<N, !OPENS>(k, a.rule.profile_d, n, i, j);
+                    UNROLLED (i, n)
+                        UNROLLED (e, VEC) {
                             with_x[i * n + j] += g[i][e] * v[e];
                             out[e] += by[i] * g[i][e];
                         }
@@ -337,11 +306,11 @@ static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 2 : 1)
                 for (int w = 0; w < warps; w++)
                     sum += sums[r][w][s];
                 if (s < n * n) {
-                    a.dres[row * a.dres_stride + mix_at(a.profile_d, n, s / n, s % n)] = sum;
+                    at<float>(a.dres, row)[mix_at(a.rule.profile_d, n, s / n, s % n)] = sum;
                 } else {
-                    a.dpost[row * a.dpost_stride + s - n * n] = sum;
-                    if (a.dpre != NULL)
-                        a.dpre[row * a.dpre_stride + s - n * n] = 0;
+                    at<float>(a.dpost, row)[s - n * n] = sum;
+                    if (a.dpre.data != NULL)
+                        at<float>(a.dpre, row)[s - n * n] = 0;
                 }
             }
             __syncthreads();
@@ -388,7 +357,8 @@ template <typename T, int N, int VEC> static int launch_mix_bwd(struct lane *l, 
 
 int mhc_mix_bwd_rows(struct lane *l, const struct mix_bwd_args *a, enum dtype real, bool aligned)
 {
-    MHC_DISPATCH(real, a->n, aligned && whole_vectors(a->d, real), T, N, VEC, return (launch_mix_bwd<T, N, VEC>(l, a)));
+    MHC_DISPATCH(real, a->rule.n, aligned && whole_vectors(a->d, real), T, N, VEC,
+                 return (launch_mix_bwd<T, N, VEC>(l, a)));
 }
 
 /* ---- the primitive --------------------------------------------------------------------------- */
@@ -414,22 +384,16 @@ extern "C" int mhc_combine_bwd_cuda(struct lane *l, const struct mhc_combine_bwd
                              .x = view_of(&c->x),
                              .f = view_of(&c->f),
                              .df = view_of(&c->df),
+                             .post = view_of(&c->post),
+                             .res = view_of(&c->res),
+                             .dpre = view_of(&c->dpre),
+                             .dpost = view_of(&c->dpost),
+                             .dres = view_of(&c->dres),
                              .bias = floats(&c->bias),
-                             .post = floats(&c->post),
-                             .res = floats(&c->res),
-                             .dpre = floats(&c->dpre),
-                             .dpost = floats(&c->dpost),
-                             .dres = floats(&c->dres),
-                             .post_stride = c->post.stride[0],
-                             .res_stride = c->res.stride[0],
-                             .dpre_stride = c->dpre.stride[0],
-                             .dpost_stride = c->dpost.stride[0],
-                             .dres_stride = c->dres.stride[0],
                              .dbias = present(&c->dbias) ? floats(&c->work) : NULL,
                              .rows = c->dx.dim[0],
                              .d = c->df.dim[1],
-                             .n = (int)c->rule.streams,
-                             .profile_d = c->rule.profile == MHC_D,
+                             .rule = rule_of(c->rule),
                              .closes = true,
                              .drop = drop_rule_of(&c->drop)};
     a.rows_per_block = combine_rows_per_block(a.rows, a.d, c->dx.dtype, a.dbias != NULL);

@@ -7,11 +7,8 @@
 #include "ops/mhc/portable/mhc_cuda.cuh"
 #include "ops/gemm/gemm.h"
 
-__device__ __forceinline__ bf16 high_half(float v) { return __float2bfloat16_rn(v); }
-__device__ __forceinline__ bf16 low_half(float v)
-{
-    return __float2bfloat16_rn(v - __bfloat162float(__float2bfloat16_rn(v)));
-}
+INLINE bf16 high_half(float v) { return __float2bfloat16_rn(v); }
+INLINE bf16 low_half(float v) { return __float2bfloat16_rn(v - __bfloat162float(__float2bfloat16_rn(v))); }
 
 /* ---- halves ---------------------------------------------------------------------------------- */
 
@@ -37,14 +34,11 @@ int mhc_split_matrix(struct lane *l, const struct tensor *w, bf16 *out, int part
 /* ---- dw -------------------------------------------------------------------------------------- */
 
 /* dp of one row and logit: as given, or from dz. */
-__device__ __forceinline__ float dp_of(const struct outer_args &a, int64_t row, int64_t i)
+INLINE float dp_of(const struct outer_args &a, int64_t row, int64_t i)
 {
-    float v = a.dp[row * a.dp_stride + i];
-    if (a.rho != NULL)
-        v *= *(i < a.streams       ? a.a_pre
-               : i < 2 * a.streams ? a.a_post
-                                   : a.a_res) /
-             (a.rho[row * a.rho_stride] + (float)MHC_EPS);
+    float v = number_at(a.dp, row, i);
+    if (a.rho.data != NULL)
+        v *= *a.alpha[i < a.streams ? 0 : i < 2 * a.streams ? 1 : 2] / (number_at(a.rho, row, 0) + (float)MHC_EPS);
     return v;
 }
 
@@ -180,20 +174,17 @@ static __global__ void __launch_bounds__(256) project_dx(const __grid_constant__
     if (c >= a.k)
         return;
     float sum[DX_ROWS];
-#pragma unroll
-    for (int r = 0; r < DX_ROWS; r++) {
+    UNROLLED (r, DX_ROWS) {
         int64_t row = min(first + r, a.rows - 1);
         float root = *at<float>(a.rho, row) + a.root_less;
         sum[r] = (root == 0 ? 0.0f : *at<float>(a.drho, row) / ((float)a.k * root)) * to_float(at<T>(a.x, row)[c]);
     }
     for (int64_t i = 0; i < a.n; i++) {
         float w = at<float>(a.w, i)[c];
-#pragma unroll
-        for (int r = 0; r < DX_ROWS; r++)
+        UNROLLED (r, DX_ROWS)
             sum[r] += at<float>(a.dp, min(first + r, a.rows - 1))[i] * w;
     }
-#pragma unroll
-    for (int r = 0; r < DX_ROWS; r++) {
+    UNROLLED (r, DX_ROWS) {
         T *dx = at<T>(a.dx, min(first + r, a.rows - 1)) + c;
         if (first + r < a.rows)
             *dx = from_float<T>((a.acc ? to_float(*dx) : 0.0f) + sum[r]);
@@ -211,17 +202,9 @@ extern "C" int mhc_project_bwd_cuda(struct lane *l, const struct mhc_project_bwd
 {
     TRY(mhc_project_bwd_check(p, l->err));
     TRY(check_work("mhc_project_bwd", &p->work, mhc_project_bwd_work_cuda(p), l->err));
-    struct project_bwd a = {view_of(&p->dp),
-                            view_of(&p->drho),
-                            view_of(&p->x),
-                            view_of(&p->w),
-                            view_of(&p->rho),
-                            view_of(&p->dx),
-                            p->x.dim[0],
-                            p->w.dim[0],
-                            p->x.dim[1],
-                            p->acc_dx,
-                            (float)mhc_root_less(p->root_eps)};
+    struct project_bwd a = {view_of(&p->dp), view_of(&p->drho), view_of(&p->x), view_of(&p->w), view_of(&p->rho),
+                            view_of(&p->dx), p->x.dim[0],       p->w.dim[0],    p->x.dim[1],    p->acc_dx};
+    a.root_less = (float)mhc_root_less(p->root_eps);
     if (mhc_project_back_can(l, p))
         return mhc_project_back(l, p);
     BY_REAL(
@@ -229,7 +212,6 @@ extern "C" int mhc_project_bwd_cuda(struct lane *l, const struct mhc_project_bwd
         LAUNCH(l, project_dx<T>, dim3((unsigned)ceil_div(a.rows, DX_ROWS), (unsigned)ceil_div(a.k, 256)), 256, 0, a));
     if (!present(&p->dw))
         return ST_OK;
-    struct outer_args o = {
-        .dp = floats(&p->dp), .dp_stride = p->dp.stride[0], .y = p->x, .dw = p->dw, .acc = p->acc_dw};
+    struct outer_args o = {.dp = view_of(&p->dp), .y = p->x, .dw = p->dw, .acc = p->acc_dw};
     return mhc_outer(l, &o, p->work.data);
 }

@@ -30,16 +30,16 @@ struct rebuild_args {
 };
 
 /* VEC channels as the real type holds them; and to memory. */
-template <typename T, int VEC> __device__ __forceinline__ struct held stored_form(const float (&v)[VEC])
+template <typename T, int VEC> INLINE struct packed stored_form(const float (&v)[VEC])
 {
-    struct held h = {};
+    struct packed h = {};
     if constexpr (VEC == 1)
         h.raw.x = __float_as_uint(to_float(from_float<T>(v[0])));
     else
         h.raw = repack<T>(v);
     return h;
 }
-template <typename T, int VEC> __device__ __forceinline__ void put(T *p, const struct held &h)
+template <typename T, int VEC> INLINE void put(T *p, const struct packed &h)
 {
     if constexpr (VEC == 1)
         p[0] = from_float<T>(__uint_as_float(h.raw.x));
@@ -48,13 +48,9 @@ template <typename T, int VEC> __device__ __forceinline__ void put(T *p, const s
 }
 
 /* Floats of a layer in shared memory: n rows of its mixing matrix, then post. */
-template <int N> __device__ __forceinline__ int coef_floats(int n)
-{
-    return streams<N>::count(n) * (streams<N>::count(n) + 1);
-}
+template <int N> INLINE int coef_floats(int n) { return streams<N>::count(n) * (streams<N>::count(n) + 1); }
 
-template <int N>
-__device__ __forceinline__ void gather_coefficients(const struct rebuild_args &a, int64_t row, float *shared)
+template <int N> INLINE void gather_coefficients(const struct rebuild_args &a, int64_t row, float *shared)
 {
     int n = streams<N>::count(a.n), each = coef_floats<N>(a.n);
 #pragma unroll 1
@@ -70,7 +66,7 @@ template <int N> struct mix_row {
     float v[N > 0 ? N : 1];
     const float *from;
 };
-template <int N> __device__ __forceinline__ struct mix_row<N> mix_row_of(const float *coef, int n, int i) {
+template <int N> INLINE struct mix_row<N> mix_row_of(const float *coef, int n, int i) {
     struct mix_row<N> m = {
     };
     m.from = coef + i * n;
@@ -79,7 +75,7 @@ template <int N> __device__ __forceinline__ struct mix_row<N> mix_row_of(const f
         m.v[0] = v.x, m.v[1] = v.y, m.v[2] = v.z, m.v[3] = v.w;
     }
     return m;
-} template <int N> __device__ __forceinline__ float weight_of(const struct mix_row<N> &m, int j)
+} template <int N> INLINE float weight_of(const struct mix_row<N> &m, int j)
 {
     if constexpr (N == 4)
         return m.v[j];
@@ -97,16 +93,14 @@ static __global__ void __launch_bounds__(REBUILD_THREADS) rebuild_rows(const __g
     int64_t row = blockIdx.x / a.slices, d = a.d;
     int64_t c = ((int64_t)(blockIdx.x % a.slices) * blockDim.x + threadIdx.x) * VEC;
     bool inside = c < d;
-    struct held y[MAX], ahead[REBUILD_AHEAD] = {};
+    struct packed y[MAX], ahead[REBUILD_AHEAD] = {};
     if (inside) {
         const T *x = at<T>(a.x, row) + c;
-#pragma unroll
-        for (int j = 0; j < n; j++)
-            y[j] = grab<T, VEC>(x + j * d);
-#pragma unroll
-        for (int k = 0; k < REBUILD_AHEAD; k++)
+        UNROLLED (j, n)
+            y[j] = load_packed<T, VEC>(x + j * d);
+        UNROLLED (k, REBUILD_AHEAD)
             if (k < a.layers)
-                ahead[k] = grab<T, VEC>(at<T>(a.layer[k].f, row) + c);
+                ahead[k] = load_packed<T, VEC>(at<T>(a.layer[k].f, row) + c);
     }
     gather_coefficients<N>(a, row, coefficients);
     __syncthreads();
@@ -119,33 +113,29 @@ static __global__ void __launch_bounds__(REBUILD_THREADS) rebuild_rows(const __g
     for (int l = 0; l < a.layers; l++) {
         const float *mix = coefficients + l * coef_floats<N>(a.n), *post = mix + n * n;
         float in[MAX][VEC], add[VEC];
-        spread<T>(ahead[0], add);
+        unpack_to<T>(ahead[0], add);
 #pragma unroll
         for (int k = 0; k + 1 < REBUILD_AHEAD; k++)
             ahead[k] = ahead[k + 1];
         if (l + REBUILD_AHEAD < a.layers)
-            ahead[REBUILD_AHEAD - 1] = grab<T, VEC>(at<T>(a.layer[l + REBUILD_AHEAD].f, row) + c);
+            ahead[REBUILD_AHEAD - 1] = load_packed<T, VEC>(at<T>(a.layer[l + REBUILD_AHEAD].f, row) + c);
         if (a.layer[l].bias != NULL) {
             float b[VEC];
             load_floats(a.layer[l].bias + c, b);
-#pragma unroll
-            for (int e = 0; e < VEC; e++)
+            UNROLLED (e, VEC)
                 add[e] += b[e];
         }
-#pragma unroll
-        for (int j = 0; j < n; j++)
-            spread<T>(y[j], in[j]);
+        UNROLLED (j, n)
+            unpack_to<T>(y[j], in[j]);
         struct drop_rule drop = a.drop;
         drop.key = a.layer[l].key;
         T *out_row = a.layer[l].y.data != NULL ? at<T>(a.layer[l].y, row) + c : NULL;
-#pragma unroll
-        for (int i = 0; i < n; i++) {
+        UNROLLED (i, n) {
             float out[VEC], factor[VEC];
             struct mix_row<N> m = mix_row_of<N>(mix, n, i);
             if (DROP)
                 drop_factors(drop, place, i * d + c, factor);
-#pragma unroll
-            for (int e = 0; e < VEC; e++) {
+            UNROLLED (e, VEC) {
                 out[e] = __fmul_rn(weight_of(m, 0), in[0][e]);
 #pragma unroll
                 for (int j = 1; j < n; j++)

@@ -6,54 +6,65 @@
 #include "ops/cuda/ptx.cuh"
 #include "ops/mhc/portable/mhc_cuda.cuh"
 
-/* exp(logit - row max) in place. */
-template <int N> __device__ __forceinline__ void sinkhorn_start(float *m, int n)
+/* exp(z) of a logit less its row's maximum. */
+INLINE float start_of(float z, bool d) { return expf(d ? z : fmaxf(z, (float)MHC_S_LEAST)); }
+/* A row of gradients of what the iterations started from becomes that of the logits. */
+INLINE void row_to_logits(float *g, const float *start, int n, bool d)
 {
-#pragma unroll
-    for (int i = 0; i < n; i++) {
+    float cut = 0, least = expf((float)MHC_S_LEAST);
+    UNROLLED (j, n) {
+        bool off = !d && start[j] <= least;
+        g[j] *= start[j];
+        cut += off ? g[j] : 0.0f;
+        g[j] = off ? 0.0f : g[j];
+    }
+    UNROLLED (j, n)
+        if (!d && start[j] == 1) { /* the largest, or the first of them */
+            g[j] += cut;
+            cut = 0;
+        }
+}
+
+/* What the iterations start from, in place of the logits. */
+template <int N> INLINE void sinkhorn_start(float *m, int n, bool d)
+{
+    UNROLLED (i, n) {
         float most = m[i * n];
 #pragma unroll
         for (int j = 1; j < n; j++)
             most = fmaxf(most, m[i * n + j]);
-#pragma unroll
-        for (int j = 0; j < n; j++)
-            m[i * n + j] = expf(m[i * n + j] - most);
+        UNROLLED (j, n)
+            m[i * n + j] = start_of(m[i * n + j] - most, d);
     }
 }
 
 /* Divisors are sums between eps and n + eps, so the fast reciprocal (2 ulp) has no special cases to lose; the exact one
  * branches for each of them and made the iterations several times slower. */
-__device__ __forceinline__ float inverse_of(float by) { return __fdividef(1.0f, by); }
+INLINE float inverse_of(float by) { return __fdividef(1.0f, by); }
 
 /* Element j of line i: of row i, or of column i. */
-template <bool ROWS> __device__ __forceinline__ int in_line(int n, int i, int j)
-{
-    return ROWS ? i * n + j : j * n + i;
-}
+template <bool ROWS> INLINE int in_line(int n, int i, int j) { return ROWS ? i * n + j : j * n + i; }
 
 /* Divides all lines by their sums, in place. soft: the softmax of profile D, whose eps is on the entries and not on the
  * divisor. div: what each line was divided by, or NULL. */
-template <int N, bool ROWS> __device__ __forceinline__ void divide_lines(float *m, int n, bool d, bool soft, float *div)
+template <int N, bool ROWS> INLINE void divide_lines(float *m, int n, bool d, bool soft, float *div)
 {
-#pragma unroll
-    for (int i = 0; i < n; i++) {
+    UNROLLED (i, n) {
         float sum = 0;
-#pragma unroll
-        for (int j = 0; j < n; j++)
+        UNROLLED (j, n)
             sum += m[in_line<ROWS>(n, i, j)];
         float by = soft ? sum : d ? sum + (float)MHC_EPS : fmaxf(sum, (float)MHC_EPS);
         float inverse = inverse_of(by);
         if (div != NULL)
             div[i] = by;
-#pragma unroll
-        for (int j = 0; j < n; j++)
+        UNROLLED (j, n)
             m[in_line<ROWS>(n, i, j)] = m[in_line<ROWS>(n, i, j)] * inverse + (soft ? (float)MHC_EPS : 0.0f);
     }
 }
 
-template <int N> __device__ __forceinline__ void sinkhorn(float *m, int n, int iterations, bool d)
+template <int N> INLINE void sinkhorn(float *m, int n, int iterations, bool d)
 {
-    sinkhorn_start<N>(m, n);
+    sinkhorn_start<N>(m, n, d);
     for (int t = 0; t < iterations; t++) {
         divide_lines<N, true>(m, n, d, d && t == 0, NULL);
         divide_lines<N, false>(m, n, d, false, NULL);
@@ -61,20 +72,16 @@ template <int N> __device__ __forceinline__ void sinkhorn(float *m, int n, int i
 }
 
 /* g becomes the gradient of what divide_lines divided, and m what it was. */
-template <int N, bool ROWS>
-__device__ __forceinline__ void undo_lines(float *m, const float *div, float *g, int n, bool d, bool soft)
+template <int N, bool ROWS> INLINE void undo_lines(float *m, const float *div, float *g, int n, bool d, bool soft)
 {
     float added = soft ? (float)MHC_EPS : 0.0f;
-#pragma unroll
-    for (int i = 0; i < n; i++) {
+    UNROLLED (i, n) {
         float kappa = 0, by = div[i], inverse = inverse_of(by);
-#pragma unroll
-        for (int j = 0; j < n; j++)
+        UNROLLED (j, n)
             kappa += g[in_line<ROWS>(n, i, j)] * (m[in_line<ROWS>(n, i, j)] - added);
         if (!d && by == (float)MHC_EPS)
             kappa = 0; /* max(sum, eps) chose eps: a constant */
-#pragma unroll
-        for (int j = 0; j < n; j++) {
+        UNROLLED (j, n) {
             int at = in_line<ROWS>(n, i, j);
             g[at] = (g[at] - kappa) * inverse;
             m[at] = (m[at] - added) * by;
@@ -84,15 +91,13 @@ __device__ __forceinline__ void undo_lines(float *m, const float *div, float *g,
 
 /* Gradient of the logits in place of the gradient of the result. For 4 streams the divisors are kept and the matrix is
  * walked back by multiplying; otherwise, for want of room, every half step is recomputed from the start. */
-template <int N>
-__device__ __forceinline__ void sinkhorn_gradient(const float *logits, float *g, int n, int iterations, bool d)
+template <int N> INLINE void sinkhorn_gradient(const float *logits, float *g, int n, int iterations, bool d)
 {
     constexpr int MAX = streams<N>::MAX, KEPT = N > 0 ? 32 : 1;
     float m[MAX * MAX], div[2 * KEPT][MAX];
-#pragma unroll
-    for (int i = 0; i < n * n; i++)
+    UNROLLED (i, n * n)
         m[i] = logits[i];
-    sinkhorn_start<N>(m, n);
+    sinkhorn_start<N>(m, n, d);
     if (N > 0 && iterations <= KEPT) {
         for (int t = 0; t < iterations; t++) {
             divide_lines<N, true>(m, n, d, d && t == 0, div[2 * t]);
@@ -104,10 +109,9 @@ __device__ __forceinline__ void sinkhorn_gradient(const float *logits, float *g,
         }
     } else {
         for (int t = iterations - 1; t >= 0; t--) {
-#pragma unroll
-            for (int i = 0; i < n * n; i++)
+            UNROLLED (i, n * n)
                 m[i] = logits[i];
-            sinkhorn_start<N>(m, n);
+            sinkhorn_start<N>(m, n, d);
             for (int k = 0; k <= t; k++) {
                 divide_lines<N, true>(m, n, d, d && k == 0, div[0]);
                 divide_lines<N, false>(m, n, d, false, div[1]);
@@ -117,36 +121,39 @@ __device__ __forceinline__ void sinkhorn_gradient(const float *logits, float *g,
         }
     }
     /* Not the walked-back matrix: its small entries have lost digits to eps. */
-#pragma unroll
-    for (int i = 0; i < n * n; i++)
+    UNROLLED (i, n * n)
         m[i] = logits[i];
-    sinkhorn_start<N>(m, n);
-#pragma unroll
-    for (int i = 0; i < n * n; i++)
-        g[i] *= m[i];
+    sinkhorn_start<N>(m, n, d);
+    UNROLLED (i, n)
+        row_to_logits(g + i * n, m + i * n, n, d);
 }
 
 /* 4 streams by four lanes in a row, of which each has a row of the matrix: one thread for all of it leaves a GPU idle
  * where rows are few. A lane keeps the divisors of its row and of its column. */
-__device__ __forceinline__ float quad_sum(float v)
+INLINE float quad_sum(float v)
 {
     v += __shfl_xor_sync(0xffffffffu, v, 1);
     return v + __shfl_xor_sync(0xffffffffu, v, 2);
 }
-__device__ __forceinline__ float divisor(float sum, bool d, bool soft)
+/* As sinkhorn_start. */
+INLINE void quad_start(float (&m)[4], bool d)
+{
+    float most = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
+    UNROLLED (j, 4)
+        m[j] = start_of(m[j] - most, d);
+}
+INLINE float divisor(float sum, bool d, bool soft)
 {
     return soft ? sum : d ? sum + (float)MHC_EPS : fmaxf(sum, (float)MHC_EPS);
 }
 /* Rows, then columns, divided by their sums. */
-__device__ __forceinline__ float2 quad_divide(float (&m)[4], int lane, bool d, bool soft)
+INLINE float2 quad_divide(float (&m)[4], int lane, bool d, bool soft)
 {
     float row = divisor((m[0] + m[1]) + (m[2] + m[3]), d, soft), inverse = reciprocal_fast(row),
           added = soft ? (float)MHC_EPS : 0.0f, column = 0;
-#pragma unroll
-    for (int j = 0; j < 4; j++)
+    UNROLLED (j, 4)
         m[j] = m[j] * inverse + added;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
+    UNROLLED (j, 4) {
         float by = divisor(quad_sum(m[j]), d, false);
         m[j] *= reciprocal_fast(by);
         column = lane == j ? by : column;
@@ -154,12 +161,11 @@ __device__ __forceinline__ float2 quad_divide(float (&m)[4], int lane, bool d, b
     return make_float2(row, column);
 }
 /* The backward pass, as undo_lines. */
-__device__ __forceinline__ void quad_undo(float (&m)[4], float (&g)[4], float2 by, bool d, bool soft)
+INLINE void quad_undo(float (&m)[4], float (&g)[4], float2 by, bool d, bool soft)
 {
     float kappa = 0, added = soft ? (float)MHC_EPS : 0.0f, across = reciprocal_fast(by.y),
           inverse = reciprocal_fast(by.x);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
+    UNROLLED (j, 4) {
         float column = __shfl_sync(0xffffffffu, by.y, j, 4), sum = quad_sum(g[j] * m[j]);
         g[j] = (g[j] - (!d && column == (float)MHC_EPS ? 0.0f : sum)) * __shfl_sync(0xffffffffu, across, j, 4);
         m[j] = m[j] * column - added;
@@ -167,8 +173,7 @@ __device__ __forceinline__ void quad_undo(float (&m)[4], float (&g)[4], float2 b
     }
     if (!d && by.x == (float)MHC_EPS)
         kappa = 0;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
+    UNROLLED (j, 4) {
         g[j] = (g[j] - kappa) * inverse;
         m[j] *= by.x;
     }
@@ -176,13 +181,13 @@ __device__ __forceinline__ void quad_undo(float (&m)[4], float (&g)[4], float2 b
 /* z: this lane's row of logits; g: its row of the gradient of the result, which becomes that of the logits. kept: room
  * for the divisors of `room` iterations, `stride` apart; with more iterations every step is recomputed from the start.
  * All lanes of a warp come here. */
-__device__ __forceinline__ void quad_gradient(const float (&z)[4], float (&g)[4], int lane, int iterations, bool d,
-                                              float2 *kept, int stride, int room)
+INLINE void quad_gradient(const float (&z)[4], float (&g)[4], int lane, int iterations, bool d, float2 *kept,
+                          int stride, int room)
 {
-    float start[4], m[4], most = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]));
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-        m[j] = start[j] = expf(z[j] - most);
+    float start[4] = {z[0], z[1], z[2], z[3]}, m[4];
+    quad_start(start, d);
+    UNROLLED (j, 4)
+        m[j] = start[j];
     if (iterations <= room) {
         for (int t = 0; t < iterations; t++)
             kept[t * stride] = quad_divide(m, lane, d, d && t == 0);
@@ -191,8 +196,7 @@ __device__ __forceinline__ void quad_gradient(const float (&z)[4], float (&g)[4]
     } else {
         for (int t = iterations - 1; t >= 0; t--) {
             float2 by = make_float2(0, 0);
-#pragma unroll
-            for (int j = 0; j < 4; j++)
+            UNROLLED (j, 4)
                 m[j] = start[j];
             for (int k = 0; k <= t; k++)
                 by = quad_divide(m, lane, d, d && k == 0);
@@ -200,9 +204,7 @@ __device__ __forceinline__ void quad_gradient(const float (&z)[4], float (&g)[4]
         }
     }
     /* Not the walked-back matrix: its small entries have lost digits to eps. */
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-        g[j] *= start[j];
+    row_to_logits(g, start, 4, d);
 }
 
 #endif
