@@ -292,7 +292,7 @@ EMU_FLAGS := -std=c++17 -g1 $(EMU_OPT) -fno-strict-aliasing -fno-ipa-reference -
              $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-sanitize=vptr -fno-omit-frame-pointer)
 # Calls at every memory access, which end in tests/emu/watch.cc: not in the sanitizer's library, which is not linked.
 EMU_WATCH := $(if $(SAN),,-fsanitize=thread --param tsan-instrument-func-entry-exit=0)
-EMU_C := src/dev/dev.c src/dev/cuda.c src/ops/ops.c src/ops/ops_cuda.c tests/emu/vendor.c
+EMU_C := src/dev/dev.c src/dev/host.c src/dev/cuda.c src/ops/ops.c src/ops/ops_cuda.c tests/emu/vendor.c
 EMU_CU := $(sort $(wildcard src/ops/*/*.cu src/ops/*/*/*.cu))
 EMU_OBJECTS := $(patsubst src/%,$(B)/emu/%.o,$(EMU_CU)) $(patsubst %.c,$(B)/emu/%.o,$(EMU_C:src/%=%)) \
                $(filter-out %.cu.o $(patsubst src/%.c,$(B)/%.o,$(EMU_C) $(cuda_only)),$(foreach f,ops dev tensor base,$(call objects,$(f))))

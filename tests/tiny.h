@@ -163,6 +163,8 @@ static inline void tiny_open(struct tiny *t, const char *options, enum dev_kind 
     /* Frames and workspace may start with anything. */
     memset(t->m.mem.base[ARENA_FRAME], 0xFF, (size_t)t->m.mem.allocated[ARENA_FRAME]);
     memset(t->m.mem.base[ARENA_WORK], 0xFF, (size_t)t->m.mem.allocated[ARENA_WORK]);
+    if (t->m.mem.base[ARENA_HOST] != NULL)
+        memset(t->m.mem.base[ARENA_HOST], 0xFF, (size_t)t->m.mem.allocated[ARENA_HOST]);
     tiny_exec(&t->x, &t->dev, &t->c);
     assert_ok(exec_prepare(&t->x, &t->train.p, &t->e), &t->e);
 }

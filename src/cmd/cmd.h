@@ -76,9 +76,17 @@ int cmd_random_data(struct config *c, char *path, size_t size, struct err *e);
 /* Words of `braid plan` that ask for it, as they were given; NULL: not. */
 struct timeline_words {
     const char *file, *predict, *measure, *flops, *attention, *bandwidth, *link_gbps, *link_us, *node_gbps, *node_gpus,
-        *beside, *memory;
+        *beside, *memory, *host_gbps, *gpus, *tokens;
 };
 int plan_timeline(struct config *c, const struct timeline_words *w, struct err *e);
+int plan_search(struct config *c, const struct timeline_words *w, struct err *e);
+
+/* ---- plans that fit (plan_fit.c) ------------------------------------------------------------- */
+
+/* plan.fit: chooses and sets what it chooses, or says why nothing fits. out: the table; NULL: none. */
+int cmd_fit(struct config *c, struct buf *out, struct err *e);
+/* One line: does the plan fit into --memory (NULL: 80 GB), and what would? */
+int plan_verdict(const struct config *c, const char *memory, const struct trainer *t, struct buf *out, struct err *e);
 
 /* ---- ranks: a launcher's processes, or threads of this one ----------------------------------- */
 

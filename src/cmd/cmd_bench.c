@@ -256,11 +256,12 @@ static int print_steps(struct trainer *t, const char *json_path, double median, 
         printf("ceilings: %.1f TFLOP/s (product of 8192^3), %.3f TB/s (copy)\n", r.flops_per_s * 1e-12,
                r.bytes_per_s * 1e-12);
     }
-    int64_t bytes = 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
-        bytes += t->model.mem.allocated[a];
+    int64_t bytes = memory_total(&t->model.mem, t->model.mem.allocated, false),
+            host = memory_total(&t->model.mem, t->model.mem.allocated, true);
     if (json_path != NULL)
         TRY(write_json(t, json_path, median, best, n, tokens, bytes, flops, peak, e));
+    if (host > 0)
+        printf("host_memory_gib: %.2f\n", (double)host / (1 << 30));
     printf("device: %s\nparameters: %lld\nmemory_gib: %.2f\nsteps: %d\nms_per_step: %.2f (best "
            "%.2f)\ntokens_per_second: %.1f\n"
            "gflops: %.1f\npercent_of_peak: %.1f\npeak_gflops: %.1f (%s)\nflop_count: 3 x forward, causal half of "
@@ -431,6 +432,7 @@ static int prepare_train(struct steps_job *j, int argc, char **argv, struct err 
     TRY(cmd_count_ranks(&j->c, &j->ranks, e));
     TRY(cmd_finish(&j->c, e));
     TRY(cmd_refuse_weights(&j->c, "braid bench", e));
+    TRY(cmd_fit(&j->c, NULL, e));
     cmd_say_unused(&j->c);
     if (j->ranks.kind != COMM_THREADS || j->c.data.train[0] != '\0')
         return ST_OK;

@@ -12,10 +12,13 @@ static const char usage[] =
     "       braid plan [FILE.ini] --timeline=OUT.svg|OUT.json [--measure=on] [MACHINE]      the schedule of all ranks\n"
     "       braid plan [FILE.ini] --predict=default|GPUS:PPxVPPxEP,... [MACHINE]            a table of steps on such "
     "meshes\n"
+    "       braid plan [FILE.ini] --search --gpus=64 [--memory=80] [--tokens=1T] [MACHINE]  the best meshes and "
+    "policies "
+    "for so many GPUs\n"
     "MACHINE: --flops=620 --attention=400 (TFLOP/s) --bandwidth=4 (TB/s) --link_gbps=45 --link_us=15 (to other "
     "machines, GB/s of each GPU)\n"
     "         --node_gbps=370 --node_gpus=8 (within a machine) --beside=0.12 (share by which computing is slower "
-    "beside a busy link) --memory=141 (GB)\n"
+    "beside a busy link) --memory=141 (GB) --host_gbps=50 (to host memory)\n"
     "Times are predicted from these numbers; with --measure=on those of computing are measured here, on one rank with "
     "the whole model.\n";
 static const char own_options[] =
@@ -48,14 +51,12 @@ static int rank_line(const struct config *c, int rank, struct buf *out, struct e
     struct trainer t = {0};
     TRY(place_on_paper(&place, c, rank, e));
     int st = trainer_plan_on(&t, c, &place, true, e);
-    int64_t total = 0;
+    int64_t total = memory_total(&t.model.mem, t.model.mem.planned, false);
     char text[32];
     const struct mesh *m = &place.mesh;
     buf_addf(out, "%4d %5d %5d %5d %5d %5d", rank, m->pp_rank, m->dp_rank, m->cp_rank, m->tp_rank, m->ep_rank);
-    for (int a = 0; st == ST_OK && a < ARENA_COUNT; a++) {
-        total += t.model.mem.planned[a];
+    for (int a = 0; st == ST_OK && a < ARENA_ALL; a++)
         buf_addf(out, " %11s", human_bytes((double)t.model.mem.planned[a], text, sizeof text));
-    }
     buf_addf(out, " %11s\n", human_bytes((double)total, text, sizeof text));
     trainer_close(&t);
     return st;
@@ -69,7 +70,7 @@ static int all_ranks(const struct config *c, const struct mesh *m, struct buf *o
     char mesh[160];
     buf_addf(out, "\n%d ranks: %s\n%4s %5s %5s %5s %5s %5s", m->world, mesh_text(m, mesh, sizeof mesh), "rank", "stage",
              "data", "ctx", "tens", "exp.");
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < ARENA_ALL; a++)
         buf_addf(out, " %11s", arena_name((enum arena_id)a));
     buf_addf(out, " %11s\n", "total");
     for (int rank = 0; rank < m->world; rank += step)
@@ -80,11 +81,13 @@ static int all_ranks(const struct config *c, const struct mesh *m, struct buf *o
 static int run(struct config *c, int argc, char **argv, struct trainer *t, struct err *e)
 {
     struct config_extra extra[] = {
-        {.name = "steps"},     {.name = "params"},    {.name = "timeline"},  {.name = "predict"},   {.name = "measure"},
-        {.name = "flops"},     {.name = "attention"}, {.name = "bandwidth"}, {.name = "link_gbps"}, {.name = "link_us"},
-        {.name = "node_gbps"}, {.name = "node_gpus"}, {.name = "beside"},    {.name = "memory"}};
+        {.name = "steps"},     {.name = "params"},  {.name = "timeline"},  {.name = "predict"},
+        {.name = "measure"},   {.name = "flops"},   {.name = "attention"}, {.name = "bandwidth"},
+        {.name = "link_gbps"}, {.name = "link_us"}, {.name = "node_gbps"}, {.name = "node_gpus"},
+        {.name = "beside"},    {.name = "memory"},  {.name = "host_gbps"}, {.name = "search", .alone = "on"},
+        {.name = "gpus"},      {.name = "tokens"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
-    bool steps = false, params = false;
+    bool steps = false, params = false, search = false;
     TRY(cmd_config(c, argc, argv, &args, e));
     TRY(cmd_words(&args, 0, e));
     if ((extra[0].value && !parse_bool(extra[0].value, &steps)) ||
@@ -92,18 +95,30 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
         return err_set(e, ST_USAGE, "--steps and --params take on or off");
     TRY(cmd_finish(c, e));
     cmd_say_unused(c);
-    if (extra[2].value != NULL || extra[3].value != NULL) {
-        const struct timeline_words w = {extra[2].value,  extra[3].value,  extra[4].value,  extra[5].value,
-                                         extra[6].value,  extra[7].value,  extra[8].value,  extra[9].value,
-                                         extra[10].value, extra[11].value, extra[12].value, extra[13].value};
+    const struct timeline_words w = {extra[2].value,  extra[3].value,  extra[4].value,  extra[5].value,
+                                     extra[6].value,  extra[7].value,  extra[8].value,  extra[9].value,
+                                     extra[10].value, extra[11].value, extra[12].value, extra[13].value,
+                                     extra[14].value, extra[16].value, extra[17].value};
+    if (extra[15].value != NULL && !parse_bool(extra[15].value, &search))
+        return err_set(e, ST_USAGE, "--search takes on or off");
+    if (!search && (w.gpus != NULL || w.tokens != NULL))
+        return err_set(e, ST_USAGE, "--gpus and --tokens belong to --search");
+    if (search)
+        return plan_search(c, &w, e);
+    if (extra[2].value != NULL || extra[3].value != NULL)
         return plan_timeline(c, &w, e);
-    }
     struct rank_place place;
-    TRY(place_on_paper(&place, c, 0, e));
-    TRY(trainer_plan_on(t, c, &place, true, e));
     struct buf out;
     buf_init(&out, 0);
-    int st = ST_OK;
+    int st = cmd_fit(c, &out, e);
+    if (st == ST_OK)
+        st = place_on_paper(&place, c, 0, e);
+    if (st == ST_OK)
+        st = trainer_plan_on(t, c, &place, true, e);
+    if (st != ST_OK) {
+        buf_release(&out);
+        return st;
+    }
     model_print_stack(&t->model, &out);
     totals(t, &out);
     model_print_kernels(c, &t->dev, &out);
@@ -125,6 +140,8 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
         plan_print_steps(&t->train.p, &out);
         plan_print_steps(&t->optim.p, &out);
     }
+    if (st == ST_OK)
+        st = plan_verdict(c, extra[13].value, t, &out, e);
     if (st == ST_OK)
         st = buf_check(&out, e);
     if (st == ST_OK)

@@ -90,10 +90,7 @@ static void hold_stop_signals(void)
 
 static int64_t allocated(const struct trainer *t)
 {
-    int64_t bytes = 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
-        bytes += t->model.mem.allocated[a];
-    return bytes;
+    return memory_total(&t->model.mem, t->model.mem.allocated, false);
 }
 
 /* What each rank took, as `braid plan` lists it. Every rank calls it. */
@@ -202,6 +199,24 @@ static int train_rank(const struct rank_place *place, void *ctx, struct err *e)
     return st;
 }
 
+/* A run that goes on keeps the plan it was started with: another size of microbatch would add up in another order. */
+static int fit(struct job *j, struct err *e)
+{
+    struct buf text;
+    bool say = cmd_is_rank0(&j->ranks) && !j->c.run.quiet;
+    if (j->from != NULL && !j->warm) {
+        if (say && strcmp(j->c.plan.fit, "off") != 0)
+            fprintf(stderr, "plan.fit=%s: the run goes on with the plan it was started with\n", j->c.plan.fit);
+        return ST_OK;
+    }
+    buf_init(&text, 0);
+    int st = cmd_fit(&j->c, &text, e);
+    if (st == ST_OK && say && text.text != NULL)
+        fputs(text.text, stderr);
+    buf_release(&text);
+    return st;
+}
+
 static int prepare(struct job *j, int argc, char **argv, struct err *e)
 {
     struct config_extra extra[] = {{.name = "init"}};
@@ -227,6 +242,7 @@ static int prepare(struct job *j, int argc, char **argv, struct err *e)
         TRY(config_load_saved(c, text, strlen(text), ckpt_path(j->from), CFG_SAVED_MODEL, NULL, e));
     }
     TRY(cmd_finish(c, e));
+    TRY(fit(j, e));
     if (cmd_is_rank0(&j->ranks))
         cmd_say_unused(c);
     TRY(cmd_check_run_in_data(c, e));

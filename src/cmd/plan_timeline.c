@@ -1,5 +1,6 @@
 /* braid plan --timeline, --predict: what a step of all ranks takes, as a picture and as tables. */
 #include "cmd/cmd.h"
+#include "sim/search.h"
 #include "sim/timeline.h"
 
 #include <stdlib.h>
@@ -31,7 +32,9 @@ static int machine_from(struct machine *m, const struct timeline_words *w, struc
     TRY(take_number("node_gbps", w->node_gbps, 1e9, 1e-6, &m->inner, e));
     TRY(take_number("node_gpus", w->node_gpus, 1, 1, &gpus, e));
     TRY(take_number("beside", w->beside, 1, 0, &m->beside, e));
-    TRY(take_number("memory", w->memory, 1e9, 1e-3, &m->memory, e));
+    TRY(take_number("host_gbps", w->host_gbps, 1e9, 1e-6, &m->host, e));
+    if (w->memory != NULL && !config_memory(w->memory, &m->memory))
+        return err_set(e, ST_USAGE, "--memory=%s is no amount of memory such as 80 or 74GiB", w->memory);
     m->gpus = (int)gpus;
     return ST_OK;
 }
@@ -438,6 +441,54 @@ static int predict(struct config *c, const char *text, const struct machine *m, 
         }
     }
     free(pattern);
+    return st;
+}
+
+/* ---- the best of many meshes ----------------------------------------------------------------- */
+
+/* "1T", "300B", "1.5e12". */
+static int take_tokens(const char *text, double *out, struct err *e)
+{
+    static const struct {
+        char letter;
+        double unit;
+    } units[] = {{'K', 1e3}, {'M', 1e6}, {'B', 1e9}, {'G', 1e9}, {'T', 1e12}};
+    char number[32];
+    size_t n = text != NULL ? strlen(text) : 0;
+    double unit = 1;
+    if (text == NULL)
+        return ST_OK;
+    for (int i = 0; i < countof(units); i++)
+        if (n > 1 && text[n - 1] == units[i].letter)
+            unit = units[i].unit;
+    snprintf(number, sizeof number, "%.*s", (int)(unit > 1 ? n - 1 : n), text);
+    if (n >= sizeof number || !parse_f64(number, out) || !(*out > 0) || *out > 1e18)
+        return err_set(e, ST_USAGE, "--tokens=%s is not a number of tokens such as 300B or 1T", text);
+    *out *= unit;
+    return ST_OK;
+}
+
+int plan_search(struct config *c, const struct timeline_words *w, struct err *e)
+{
+    struct machine m;
+    struct search_opts o = {.simulated = 8};
+    struct buf out;
+    int64_t gpus;
+    TRY(machine_from(&m, w, e));
+    if (w->gpus == NULL || !parse_i64(w->gpus, &gpus) || gpus < 1 || gpus > 65536) {
+        err_set(e, ST_USAGE, "--search needs --gpus=N, from 1 to 65536");
+        return err_hint(e, "for instance braid plan CONFIG --search --gpus=64 --memory=80 --tokens=1T");
+    }
+    TRY(take_tokens(w->tokens, &o.tokens, e));
+    o.gpus = (int)gpus;
+    o.budget = m.memory;
+    buf_init(&out, 0);
+    int st = search_print(c, &m, &o, &out, e);
+    if (st == ST_OK)
+        st = buf_check(&out, e);
+    if (st == ST_OK)
+        fputs(out.text, stdout);
+    buf_release(&out);
     return st;
 }
 

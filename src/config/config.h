@@ -48,6 +48,8 @@
 #define CONFIG_MHC_KERNELS(X)                                                                                          \
     X(CFG_MHC_KERNELS_AUTO, "auto")                                                                                    \
     X(CFG_MHC_KERNELS_BOUNDARY, "boundary") X(CFG_MHC_KERNELS_PRIMITIVE, "primitive") X(CFG_MHC_KERNELS_REF, "ref")
+#define CONFIG_OPTIM_OFFLOAD(X)                                                                                        \
+    X(CFG_OPTIM_OFFLOAD_OFF, "off") X(CFG_OPTIM_OFFLOAD_MOMENTS, "moments") X(CFG_OPTIM_OFFLOAD_ALL, "all")
 #define CONFIG_GRANULARITY(X)                                                                                          \
     X(CFG_GRANULARITY_NONE, "none") X(CFG_GRANULARITY_SELECTIVE, "selective") X(CFG_GRANULARITY_FULL, "full")
 #define CONFIG_INIT_SCALE(X)                                                                                           \
@@ -97,6 +99,7 @@ enum config_drop { CONFIG_DROP(CONFIG_ENUM_ID) };
 enum config_mamba_norm { CONFIG_MAMBA_NORM(CONFIG_ENUM_ID) };
 enum config_mhc { CONFIG_MHC(CONFIG_ENUM_ID) };
 enum config_mhc_kernels { CONFIG_MHC_KERNELS(CONFIG_ENUM_ID) };
+enum config_optim_offload { CONFIG_OPTIM_OFFLOAD(CONFIG_ENUM_ID) };
 enum config_granularity { CONFIG_GRANULARITY(CONFIG_ENUM_ID) };
 enum config_init_scale { CONFIG_INIT_SCALE(CONFIG_ENUM_ID) };
 enum config_schedule { CONFIG_SCHEDULE(CONFIG_ENUM_ID) };
@@ -231,12 +234,19 @@ struct config_plan {
     const char *recompute;
     int recompute_granularity;   /* enum config_granularity */
     const char *recompute_block; /* "off", "auto" or a number */
-    int fused_experts;           /* enum config_fused */
+    const char *offload;
+    const char *fit;     /* "off", "auto" or an amount of memory */
+    int64_t offload_min; /* elements */
+    int fused_experts;   /* enum config_fused */
     bool delay_dw, poison;
     int64_t random_lanes;
     bool sync, find_nan, graphs;
     const char *trace;
     int64_t trace_steps;
+};
+
+struct config_optim {
+    int offload; /* enum config_optim_offload */
 };
 
 struct config_mhc_run {
@@ -312,6 +322,7 @@ struct config {
     struct config_data data;
     struct config_run run;
     struct config_plan plan;
+    struct config_optim optim;
     struct config_mhc_run mhc;
     struct config_gpu gpu;
     struct config_parallel parallel;
@@ -394,6 +405,8 @@ int config_expand_pattern(const char *text, char out[CONFIG_PATTERN_MAX + 1], st
 
 /* Derive the automatic values and check all rules. May be called again after a change. */
 int config_finish(struct config *c, struct err *e);
+/* An amount of memory: "80" or "80GB" (of 1e9 bytes), "74GiB". */
+bool config_memory(const char *text, double *bytes);
 
 /* Options that the user set and that nothing reads: a line for each, with the reason; returns how many. After
  * config_finish. */

@@ -181,6 +181,7 @@ const struct flag config_flags[] = {
     IS("use-te-rng-tracker", NULL, "random numbers are functions of seed and place"),
     /* ---- memory ----------------------------------------------------------------------------- */
     SETS("recompute-activations", NULL, "plan.recompute_granularity", "selective"),
+    IS("fine-grained-activation-offloading", NULL, "plan.offload says what is offloaded"),
     NOTED("recompute-method", "*", "plan.recompute=full recomputes every layer; NAME:12 the first 12"),
     NOTED("recompute-num-layers", "*", "plan.recompute=full recomputes every layer; NAME:12 the first 12"),
     IS("distribute-saved-activations", NULL, "rows of the residual stream are divided over parallel.tp"),

@@ -17,6 +17,7 @@ static const char *const drop_values[] = {CONFIG_DROP(VALUE_TEXT) NULL};
 static const char *const mamba_norm_values[] = {CONFIG_MAMBA_NORM(VALUE_TEXT) NULL};
 static const char *const mhc_values[] = {CONFIG_MHC(VALUE_TEXT) NULL};
 static const char *const mhc_kernels_values[] = {CONFIG_MHC_KERNELS(VALUE_TEXT) NULL};
+static const char *const optim_offload_values[] = {CONFIG_OPTIM_OFFLOAD(VALUE_TEXT) NULL};
 static const char *const granularity_values[] = {CONFIG_GRANULARITY(VALUE_TEXT) NULL};
 static const char *const init_scale_values[] = {CONFIG_INIT_SCALE(VALUE_TEXT) NULL};
 static const char *const schedule_values[] = {CONFIG_SCHEDULE(VALUE_TEXT) NULL};
@@ -530,6 +531,20 @@ const struct option config_options[] = {
         "a block at a time, in the backward pass. off, a number of layers, or auto for the number that needs least "
         "memory. Where the pattern is grouped with [ ], the number counts groups, as Megatron's counts Transformer "
         "layers. Results stay bit for bit the same.")),
+    ROW(plan.offload, "", OPT_RUN | OPT_WORDS, ALIAS("offload-modules"), HELP(
+        "Activations that wait in host memory from their last use in the forward pass to the first in the backward "
+        "pass: a comma list of slot names, of globs such as joint.stream or *, of Megatron's names (attn_norm, "
+        "mlp_norm, qkv_linear, core_attn, attn_proj, expert_fc1, moe_act). NAME:12 means the first 12 layers only. "
+        "What plan.recompute drops is recomputed, not offloaded. Copies run beside computing, as fast as the link to the "
+        "host. Results stay bit for bit the same.")),
+    ROW(plan.offload_min, "1048576", OPT_RUN, RANGE(0, 1e15), ALIAS("min-offloaded-tensor-size"), HELP(
+        "plan.offload leaves slots of fewer elements on the device.")),
+    ROW(plan.fit, "off", OPT_RUN, HELP(
+        "Let the plan fit into so much memory of each GPU, such as 80GB or 74GiB; auto: into the GPU that is there. "
+        "train.micro_batch, train.loss_chunk, plan.recompute, plan.recompute_block and plan.offload are chosen so that "
+        "the predicted time of a step is least, whatever they were set to; train.global_batch stays. The choice is "
+        "printed with the options that give it by hand, and a run that is continued keeps it. Times follow from the "
+        "stated rates of an H200, so that the same command always chooses the same plan.")),
     ROW(plan.fused_experts, "auto", OPT_RUN, ONE_OF(fused_values), HELP(
         "GEMMs and activations of experts in one op; the backward pass recomputes the activations and only "
         "their inputs are kept. auto: on a GPU. off: in "
@@ -550,6 +565,13 @@ const struct option config_options[] = {
         "Write a trace of the first steps to this file, for Perfetto or chrome://tracing.")),
     ROW(plan.trace_steps, "3", OPT_RUN, RANGE(1, 10000), HELP(
         "Optimizer steps that plan.trace covers.")),
+
+    /* ---- [optim] -------------------------------------------------------------------------- */
+    ROW(optim.offload, "off", OPT_RUN, ONE_OF(optim_offload_values), FLAG("optimizer-cpu-offload", "all"), HELP(
+        "Keep the moments of AdamW, or with all the fp32 master weights too, in host memory; the update streams them "
+        "through the device in buckets, in both directions at once. A parameter then takes 8 or 12 bytes less "
+        "of a GPU. "
+        "Results stay bit for bit the same.")),
 
     /* ---- [mhc] ---------------------------------------------------------------------------- */
     ROW(mhc.kernels, "auto", OPT_RUN, ONE_OF(mhc_kernels_values), FLAG("use-fused-mhc", "boundary"), HELP(
@@ -719,6 +741,7 @@ const struct section config_sections[] = {
     {"data", "What it is trained on."},
     {"run", "Where it runs and what it writes."},
     {"plan", "Memory against time, and debugging of the schedule."},
+    {"optim", "Where the state of the optimizer is kept."},
     {"mhc", "Hyper-connections: how they are run."},
     {"gpu", "How a GPU is used, with run.device=cuda."},
     {"parallel", "Many ranks: how a run is distributed over them."},

@@ -25,6 +25,7 @@ static const struct {
     {"recompute-block-needs-streams", "model.mhc_streams", "4"},
     {"recompute-mhc-needs-streams", "model.mhc_streams", "4"},
     {"recompute-block-format", "plan.recompute_block", "auto"},
+    {"fit-format", "plan.fit", "80GB"},
 };
 
 static int copy_config(struct config *to, const struct config *from, struct err *e)

@@ -358,6 +358,28 @@ static bool block_malformed(const struct config *c)
     return strcmp(s, "off") != 0 && strcmp(s, "auto") != 0 && !(parse_i64(s, &n) && n >= 1 && n <= 4096);
 }
 
+bool config_memory(const char *text, double *bytes)
+{
+    char number[32];
+    size_t n = strspn(text, "0123456789.");
+    bool binary = strcmp(text + n, "GiB") == 0;
+    if (n == 0 || n >= sizeof number || (text[n] != '\0' && strcmp(text + n, "GB") != 0 && !binary))
+        return false;
+    memcpy(number, text, n);
+    number[n] = '\0';
+    if (!parse_f64(number, bytes) || !(*bytes > 0) || *bytes > 1e6)
+        return false;
+    *bytes *= binary ? 0x1p30 : 1e9;
+    return true;
+}
+
+static bool fit_malformed(const struct config *c)
+{
+    double bytes;
+    const char *s = c->plan.fit;
+    return strcmp(s, "off") != 0 && strcmp(s, "auto") != 0 && !config_memory(s, &bytes);
+}
+
 /* Every microbatch of every virtual stage would gather its weights anew. */
 static bool zero3_with_stages(const struct config *c) { return c->parallel.zero > 2 && c->parallel.pp > 1; }
 
@@ -447,6 +469,9 @@ static const struct rule general_rules[] = {
     {"recompute-block-format", block_malformed,
      "plan.recompute_block must be off, auto or a number of layers from 1 to 4096",
      {"plan.recompute_block"}},
+    {"fit-format", fit_malformed,
+     "plan.fit must be off, auto or an amount of memory such as 80GB or 74GiB",
+     {"plan.fit"}},
     {"global-batch-multiple", batch_not_multiple,
      "train.global_batch must be a multiple of train.micro_batch",
      {"train.global_batch", "train.micro_batch"}},

@@ -144,6 +144,11 @@ static const struct synonym synonyms[] = {
     {"fp8_format", {"gpu.precision", "gpu.fp8_grad"}},
     {"gradient_checkpointing", {"plan.recompute"}},
     {"activation_checkpointing", {"plan.recompute"}},
+    {"cpu_offloading", {"plan.offload"}},
+    {"optimizer_cpu_offload", {"optim.offload"}},
+    {"offload_optimizer", {"optim.offload"}},
+    {"activation_offloading", {"plan.offload"}},
+    {"min_offloaded_tensor_size", {"plan.offload_min"}},
     {"cuda_graph_impl", {"plan.graphs"}},
     {"enable_cuda_graph", {"plan.graphs"}},
     {"world_size", {"parallel.ranks"}},
@@ -171,8 +176,7 @@ struct not_built {
 };
 #define ADAMW "the optimizer is AdamW: train.beta1, train.beta2, train.eps and train.weight_decay set it"
 #define TYPES "gpu.precision is bf16, fp32 or fp8, with fp32 master weights and moments"
-#define ZERO1 "parallel.zero shards the optimizer state over the ranks that share the batch"
-#define MEMORY "plan.recompute drops activations and computes them again in the backward pass"
+#define MEMORY "plan.offload moves activations to host memory, and plan.recompute drops and recomputes them"
 #define STEPS "train.steps counts optimizer steps; data is reshuffled in each epoch by itself"
 #define LOGS "a run folder has metrics.jsonl, TensorBoard events and report.html"
 static const struct not_built missing[] = {
@@ -186,9 +190,7 @@ static const struct not_built missing[] = {
     {"muon", "the optimizer Muon", ADAMW},
     {"sgd_momentum", "plain SGD", ADAMW},
     {"ema", "an average of weights (EMA)", ADAMW},
-    {"optimizer_cpu_offload", "offloading of the optimizer to host memory", ZERO1},
-    {"cpu_offloading", "offloading of activations to host memory", MEMORY},
-    {"cpu_offload", "offloading to host memory", MEMORY},
+    {"cpu_offload", "offloading of weights to host memory", MEMORY},
     {"wandb", "logging to Weights & Biases", LOGS},
     {"wandb_project", "logging to Weights & Biases", LOGS},
     {"epochs", "a count of epochs", STEPS},

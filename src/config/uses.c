@@ -46,6 +46,7 @@ static bool has_vocabulary(const struct config *c) { return strcmp(c->data.token
 static bool talks(const struct config *c) { return c->data.chat[0] != '\0'; }
 static bool ends_documents(const struct config *c) { return has_vocabulary(c) && c->data.eod; }
 static bool traces(const struct config *c) { return c->plan.trace[0] != '\0'; }
+static bool offloads(const struct config *c) { return c->plan.offload[0] != '\0'; }
 static bool on_gpu(const struct config *c) { return c->run.device == CFG_DEVICE_CUDA; }
 static bool in_fp8(const struct config *c) { return c->gpu.precision == CFG_PRECISION_FP8; }
 static bool reads_precision(const struct config *c) { return on_gpu(c) || in_fp8(c); }
@@ -73,6 +74,7 @@ static const struct option_use general_uses[] = {
     {"run.async_save", saves_often, "run.dir and run.save_every"},
     {"plan.graphs", on_gpu, "run.device = cuda"},
     {"plan.trace_steps", traces, "plan.trace"},
+    {"plan.offload_min", offloads, "plan.offload"},
     {"gpu.precision", reads_precision, "run.device = cuda, or the value fp8"},
     {"gpu.fp8_recipe", in_fp8, "gpu.precision = fp8"},
     {"gpu.fp8_grad", in_fp8, "gpu.precision = fp8"},

@@ -2,6 +2,7 @@
  * linked statically; the driver is found at run time, so a binary built with CUDA also starts without a GPU. */
 #include "dev/cuda.h"
 #include "dev/gpus.h"
+#include "dev/host.h"
 
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
@@ -74,7 +75,26 @@ static void gpu_free(struct dev *d, void *p)
     cudaFree(p);
 }
 
-/* On the stream of lane 0, in order with what runs there; the host memory may be reused at once. */
+int cuda_alloc_host(int64_t bytes, void **out, struct err *e)
+{
+    cudaError_t code = cudaMallocHost(out, (size_t)bytes);
+    if (code == cudaSuccess)
+        return ST_OK;
+    cudaGetLastError();
+    return cuda_status(e, (int)code, "cudaMallocHost");
+}
+
+void cuda_free_host(void *p) { cudaFreeHost(p); }
+
+int cuda_copy_on(struct dev *d, int lane, void *dst, const void *src, int64_t bytes, struct err *e)
+{
+    if (bytes > 0)
+        CUDA(e, cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, stream(d, lane)));
+    return ST_OK;
+}
+
+/* On the stream of lane 0, in order with what runs there; the host memory may be reused at once. The other end may be
+ * pinned memory, too (optim.offload). */
 static int gpu_copy_in(struct dev *d, void *dst, const void *host, int64_t bytes, struct err *e)
 {
     struct cuda_impl *c = impl_of(d);
@@ -82,7 +102,7 @@ static int gpu_copy_in(struct dev *d, void *dst, const void *host, int64_t bytes
         return ST_OK;
     if (bytes > STAGING_BYTES) {
         CUDA(e, cudaStreamSynchronize(stream(d, 0)));
-        CUDA(e, cudaMemcpy(dst, host, (size_t)bytes, cudaMemcpyHostToDevice));
+        CUDA(e, cudaMemcpy(dst, host, (size_t)bytes, cudaMemcpyDefault));
         return ST_OK;
     }
     if (c->staging_used + bytes > STAGING_BYTES) {
@@ -92,7 +112,7 @@ static int gpu_copy_in(struct dev *d, void *dst, const void *host, int64_t bytes
     char *at = c->staging + c->staging_used;
     c->staging_used += round_up(bytes, DEV_ALIGN);
     memcpy(at, host, (size_t)bytes);
-    CUDA(e, cudaMemcpyAsync(dst, at, (size_t)bytes, cudaMemcpyHostToDevice, stream(d, 0)));
+    CUDA(e, cudaMemcpyAsync(dst, at, (size_t)bytes, cudaMemcpyDefault, stream(d, 0)));
     return ST_OK;
 }
 
@@ -100,7 +120,7 @@ static int gpu_copy_out(struct dev *d, void *host, const void *src, int64_t byte
 {
     if (bytes <= 0)
         return ST_OK;
-    CUDA(e, cudaMemcpyAsync(host, src, (size_t)bytes, cudaMemcpyDeviceToHost, stream(d, 0)));
+    CUDA(e, cudaMemcpyAsync(host, src, (size_t)bytes, cudaMemcpyDefault, stream(d, 0)));
     CUDA(e, cudaStreamSynchronize(stream(d, 0)));
     return ST_OK;
 }
@@ -212,7 +232,7 @@ static void gpu_close(struct dev *d)
         cudaEventDestroy(c->event[i]);
     free(c->event);
     for (int l = 0; l < CUDA_LANES; l++)
-        if (c->pub.stream[l] != NULL && (l == 0 || c->pub.stream[l] != c->pub.stream[0]))
+        if (c->pub.stream[l] != NULL)
             cudaStreamDestroy(c->pub.stream[l]);
     if (c->staging != NULL)
         cudaFreeHost(c->staging);
@@ -295,16 +315,15 @@ int cuda_describe(struct cuda_dev *c, struct err *e)
 
 static int open_streams(struct cuda_impl *c, struct err *e)
 {
-    /* Lanes: compute, side, comm, copy (plan/graph.h). Copies of a step's inputs are small and come first: they share
-     * the compute stream. */
+    /* Lanes: compute, side, comm, copy (plan/graph.h). Copies of a step's inputs are small and come first, on the
+     * compute stream; the copy stream is for offloaded slots. */
     int low, high;
     CUDA(e, cudaDeviceGetStreamPriorityRange(&low, &high));
-    for (int l = 0; l < CUDA_LANES - 1; l++) {
+    for (int l = 0; l < CUDA_LANES; l++) {
         cudaStream_t s;
         CUDA(e, cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, l == 2 ? high : low));
         c->pub.stream[l] = s;
     }
-    c->pub.stream[CUDA_LANES - 1] = c->pub.stream[0];
     CUDA(e, cudaMallocHost((void **)&c->staging, STAGING_BYTES));
     return ST_OK;
 }

@@ -15,6 +15,8 @@ int model_init(struct model *m, const struct config *cfg, struct dev *dev, struc
     TRY(pattern_check_cores(&m->pattern, e));
     TRY(model_check_kernels(cfg, dev, e));
     TRY(policy_read(&m->policy, cfg, m->pattern.n_layers, e));
+    m->mem.away[ARENA_OPTIM] = cfg->optim.offload != CFG_OPTIM_OFFLOAD_OFF;
+    m->mem.away[ARENA_MASTER] = cfg->optim.offload == CFG_OPTIM_OFFLOAD_ALL;
     return pattern_check_keys(&m->pattern, e);
 }
 
@@ -50,7 +52,7 @@ static int fill_tables(struct model *m, struct err *e)
 int model_commit(struct model *m, struct model_plan **plans, int n_plans, struct err *e)
 {
     TRY(memory_commit(&m->mem, m->dev, e));
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < ARENA_ALL; a++)
         if (m->mem.allocated[a] != m->mem.planned[a])
             return err_set(e, ST_INTERNAL, "arena %s: planned %lld bytes, allocated %lld", arena_name((enum arena_id)a),
                            (long long)m->mem.planned[a], (long long)m->mem.allocated[a]);

@@ -1,10 +1,12 @@
-/* Reading and applying recompute policies; see policy.h. */
+/* Reading and applying policies of activations; see policy.h. */
 #include "model/policy.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- reading --------------------------------------------------------------------------------- */
+
+static const char *option_of(const struct policy_word *w) { return w->offload ? "plan.offload" : "plan.recompute"; }
 
 /* NAME:N, only in the first N layers: the name is cut off there; otherwise every layer. */
 static int read_layers(struct policy_word *w, struct err *e)
@@ -14,22 +16,23 @@ static int read_layers(struct policy_word *w, struct err *e)
     if (colon == NULL)
         return ST_OK;
     if (!parse_i64(colon + 1, &w->layers) || w->layers < 1)
-        return err_set(e, ST_USAGE,
-                       "plan.recompute: '%s' must end in a number of layers of at least 1, such as norm:12", w->name);
+        return err_set(e, ST_USAGE, "%s: '%s' must end in a number of layers of at least 1, such as norm:12",
+                       option_of(w), w->name);
     *colon = '\0';
     return ST_OK;
 }
 
-static int read_words(struct policy *p, const char *text, struct err *e)
+static int read_words(struct policy *p, const char *text, bool offload, struct err *e)
 {
     for (const char *s = text; *s != '\0';) {
         size_t n = strcspn(s, ", ");
+        struct policy_word empty = {.offload = offload};
         if (n >= POLICY_NAME)
-            return err_set(e, ST_USAGE, "plan.recompute: the name '%.60s...' is too long", s);
+            return err_set(e, ST_USAGE, "%s: the name '%.60s...' is too long", option_of(&empty), s);
         if (n > 0) {
             TRY(mem_grow((void **)&p->words, &p->cap, (size_t)p->n_words + 1, sizeof *p->words, e));
             struct policy_word *w = &p->words[p->n_words++];
-            *w = (struct policy_word){0};
+            *w = empty;
             memcpy(w->name, s, n);
             TRY(read_layers(w, e));
         }
@@ -38,21 +41,22 @@ static int read_words(struct policy *p, const char *text, struct err *e)
     return ST_OK;
 }
 
-/* The word is there and means every layer. */
+/* The word is there, to recompute, and means every layer. */
 static bool has_word(const struct policy *p, const char *name)
 {
     for (int i = 0; i < p->n_words; i++)
-        if (p->words[i].layers == INT64_MAX && strcmp(p->words[i].name, name) == 0)
+        if (!p->words[i].offload && p->words[i].layers == INT64_MAX && strcmp(p->words[i].name, name) == 0)
             return true;
     return false;
 }
 
-/* Some word may mean a stream, or everything. */
+/* Some word may mean a stream, or everything; any word of plan.offload may. */
 static bool may_drop_streams(const struct policy *p)
 {
     bool may = has_word(p, "mhc") || has_word(p, "full");
     for (int i = 0; i < p->n_words; i++)
-        may |= strchr(p->words[i].name, '*') != NULL || strstr(p->words[i].name, "joint.stream") != NULL;
+        may |= p->words[i].offload || strchr(p->words[i].name, '*') != NULL ||
+               strstr(p->words[i].name, "joint.stream") != NULL;
     return may;
 }
 
@@ -74,8 +78,9 @@ int policy_read(struct policy *p, const struct config *c, int n_layers, struct e
     *p = (struct policy){0};
     bool standard = c->plan.recompute_granularity == CFG_GRANULARITY_SELECTIVE && c->plan.recompute[0] == '\0';
     if (c->plan.recompute_granularity == CFG_GRANULARITY_FULL)
-        TRY(read_words(p, "full", e));
-    TRY(read_words(p, standard ? "core_attn" : c->plan.recompute, e));
+        TRY(read_words(p, "full", false, e));
+    TRY(read_words(p, standard ? "core_attn" : c->plan.recompute, false, e));
+    TRY(read_words(p, c->plan.offload, true, e));
     p->streams = read_streams(p, c, n_layers);
     return ST_OK;
 }
@@ -88,13 +93,50 @@ void policy_release(struct policy *p)
 
 /* ---- applying -------------------------------------------------------------------------------- */
 
-int policy_drop(const struct policy_word *w, struct graph *g)
+static int mark(const struct policy_word *w, const char *name, const char *beside, struct graph *g)
+{
+    return w->offload ? graph_offload(g, name, beside, w->layers) : graph_drop(g, name, w->layers);
+}
+
+/* What Megatron's names of offloaded modules mean here: the slots that such a module keeps of its input. */
+static const struct {
+    const char *name, *slot, *beside;
+} modules[] = {
+    {"attn_norm", "joint.stream", "attn.*"},
+    {"attn_norm", "joint.stream", "mla.*"},
+    {"mlp_norm", "joint.stream", "mlp.*"},
+    {"mlp_norm", "joint.stream", "moe.*"},
+    {"qkv_linear", "joint.norm", "attn.*"},
+    {"qkv_linear", "joint.norm", "mla.*"},
+    {"core_attn", "attn.qkv", NULL},
+    {"core_attn", "attn.o", NULL},
+    {"core_attn", "mla.q", NULL},
+    {"core_attn", "mla.k", NULL},
+    {"core_attn", "mla.kv", NULL},
+    {"core_attn", "mla.o", NULL},
+    {"attn_proj", "attn.o", NULL},
+    {"attn_proj", "mla.o", NULL},
+    {"expert_fc1", "joint.norm", "moe.*"},
+    {"moe_act", "moe.pre", NULL},
+    {"mhc", "joint.stream", NULL},
+};
+
+int policy_mark(const struct policy_word *w, struct graph *g)
 {
     const struct recompute_group *group;
-    int matched = graph_drop(g, w->name, w->layers);
+    int matched = 0;
+    bool module = false;
+    for (int i = 0; w->offload && i < countof(modules); i++)
+        if (strcmp(w->name, modules[i].name) == 0) {
+            module = true;
+            matched += mark(w, modules[i].slot, modules[i].beside, g);
+        }
+    if (module)
+        return matched;
+    matched = mark(w, w->name, NULL, g);
     for (int k = 0; (group = kind_recompute(w->name, k)) != NULL; k++)
         for (int i = 0; i < RECOMPUTE_MAX_MEMBERS && group->members[i] != NULL; i++)
-            matched += graph_drop(g, group->members[i], w->layers);
+            matched += mark(w, group->members[i], NULL, g);
     return matched;
 }
 
@@ -102,10 +144,24 @@ int policy_unknown(const struct policy_word *w, const struct graph *g, struct er
 {
     struct buf names;
     buf_init(&names, 400);
+    if (w->offload) {
+        err_set(e, ST_USAGE, "plan.offload: '%s' names no slot of this model", w->name);
+        return err_hint(e, "`braid plan` lists the saved slots; valid are their names, globs such as joint.* or *, and "
+                           "Megatron's names such as core_attn and mlp_norm");
+    }
     graph_droppable(g, &names);
     err_set(e, ST_USAGE, "plan.recompute: '%s' names no slot of this model that can be recomputed", w->name);
     err_hint(e, "valid here: %sfull, globs such as mlp.*, and Megatron's names such as core_attn",
              names.text ? names.text : "");
     buf_release(&names);
     return ST_USAGE;
+}
+
+int policy_moves_nothing(const struct config *c, const struct offload_count *count, struct err *e)
+{
+    err_set(e, ST_USAGE,
+            "plan.offload=%s moves nothing: of %d slots, %d are recomputed, %d have fewer than plan.offload_min=%lld "
+            "elements and the others are not kept for the backward pass",
+            c->plan.offload, count->named, count->recomputed, count->small, (long long)c->plan.offload_min);
+    return err_hint(e, "`braid plan` lists the saved slots with their sizes");
 }

@@ -377,7 +377,7 @@ static int check_on_whole(const struct model *m, const struct model_plan_opts *o
     if (st == ST_OK)
         st = declare_plan(&whole, &plan, o, e);
     for (int i = 0; st == ST_OK && i < whole.policy.n_words; i++)
-        if (policy_drop(&whole.policy.words[i], &plan.g) == 0)
+        if (policy_mark(&whole.policy.words[i], &plan.g) == 0)
             st = policy_unknown(&whole.policy.words[i], &plan.g, e);
     model_plan_release(&plan);
     model_release(&whole);
@@ -389,7 +389,7 @@ static int apply_policy(const struct model *m, struct graph *g, const struct mod
     bool missing = false;
     for (int i = 0; i < m->policy.n_words; i++) {
         const struct policy_word *w = &m->policy.words[i];
-        bool unknown = policy_drop(w, g) == 0;
+        bool unknown = policy_mark(w, g) == 0;
         if (unknown && m->mesh.pp == 1)
             return policy_unknown(w, g, e);
         missing |= unknown;
@@ -459,6 +459,14 @@ static int check_codes(const struct model *m, struct err *e)
                        "not name all of them");
 }
 
+/* A stage of a pipeline may have none of the layers that are meant. */
+static int offload(const struct model *m, struct graph *g, struct order *order, struct err *e)
+{
+    struct offload_count count;
+    TRY(order_offload(g, order, m->cfg->plan.offload_min, &count, e));
+    return count.named > 0 && count.slots == 0 && m->mesh.pp == 1 ? policy_moves_nothing(m->cfg, &count, e) : ST_OK;
+}
+
 int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
 {
     TRY(declare_plan(m, mp, o, e));
@@ -473,6 +481,8 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
     int st = order_plan(m, mp, o, &order, e);
     if (st == ST_OK)
         st = order_prefetch(&mp->g, &order, e);
+    if (st == ST_OK && o->mode == BUILD_TRAIN)
+        st = offload(m, &mp->g, &order, e);
     if (st == ST_OK)
         st = plan_build(&mp->p, o->name, &mp->g, &order, e);
     order_release(&order);
@@ -480,6 +490,7 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
         return st;
     memory_reserve_max(&m->mem, ARENA_FRAME, mp->p.frame_bytes);
     memory_reserve_max(&m->mem, ARENA_WORK, mp->p.work_bytes);
+    memory_reserve_max(&m->mem, ARENA_HOST, mp->p.host_bytes);
     return ST_OK;
 }
 

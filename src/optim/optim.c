@@ -11,22 +11,6 @@
 
 #include <math.h>
 
-/* Where the part of a parameter that a node works on is; bytes into the arena, -1: not there. */
-struct trained {
-    int64_t elems, grad, master, param, optim;
-    double decay, rate;
-};
-enum form { FORM_GRAD, FORM_MASTER, FORM_PARAM, FORM_OPTIM, FORM_COUNT };
-struct update_node {
-    double beta1, beta2, eps;
-    enum dtype wide, real;
-    int n;
-    const struct trained *list;
-    struct stretch form[FORM_COUNT];
-    int64_t first_sum;    /* norm: of all sums */
-    struct tensor *grads; /* n of each, filled at every run: what the ops take as lists */
-    struct adamw_part *parts;
-};
 struct clip_node {
     double max_norm;
     int64_t rank, ranks;
@@ -40,8 +24,7 @@ static int hyper_step(const struct step_ctx *c)
     return d->vt->copy_in(d, c->t[0].data, c->run->hyper, tensor_bytes(&c->t[0]), c->lane->err);
 }
 
-/* n elements at this byte of the arena whose stretch is t. */
-static struct tensor at(const struct tensor *t, const struct stretch *s, int64_t offset, enum dtype type, int64_t n)
+struct tensor stretch_at(const struct tensor *t, const struct stretch *s, int64_t offset, enum dtype type, int64_t n)
 {
     return offset < 0 ? (struct tensor){0}
                       : tensor_1d(t->data != NULL ? (char *)t->data + (offset - s->begin) : NULL, type, n);
@@ -50,7 +33,7 @@ static struct tensor at(const struct tensor *t, const struct stretch *s, int64_t
 static struct sqnorm_args norm_args(const struct update_node *n, const struct tensor *grads)
 {
     for (int k = 0; k < n->n; k++)
-        n->grads[k] = at(grads, &n->form[FORM_GRAD], n->list[k].grad, n->wide, n->list[k].elems);
+        n->grads[k] = stretch_at(grads, &n->form[FORM_GRAD], n->list[k].grad, n->wide, n->list[k].elems);
     return (struct sqnorm_args){.x = n->grads[0], .more = n->grads + 1, .n_more = n->n - 1};
 }
 
@@ -100,13 +83,14 @@ static int update_step(const struct step_ctx *c)
     for (int k = 0; k < n->n; k++) {
         const struct trained *t = &n->list[k];
         bool copy = t->master >= 0;
-        struct tensor param = at(&c->t[PARAM], &n->form[FORM_PARAM], t->param, copy ? n->real : n->wide, t->elems);
+        struct tensor param =
+            stretch_at(&c->t[PARAM], &n->form[FORM_PARAM], t->param, copy ? n->real : n->wide, t->elems);
         int64_t second = t->optim + round_up(t->elems * (int64_t)dtype_bytes(n->wide), DEV_ALIGN);
         n->parts[k] = (struct adamw_part){
-            .p = copy ? at(&c->t[MASTER], &n->form[FORM_MASTER], t->master, n->wide, t->elems) : param,
-            .g = at(&c->t[GRAD], &n->form[FORM_GRAD], t->grad, n->wide, t->elems),
-            .m = at(&c->t[OPTIM], &n->form[FORM_OPTIM], t->optim, n->wide, t->elems),
-            .v = at(&c->t[OPTIM], &n->form[FORM_OPTIM], second, n->wide, t->elems),
+            .p = copy ? stretch_at(&c->t[MASTER], &n->form[FORM_MASTER], t->master, n->wide, t->elems) : param,
+            .g = stretch_at(&c->t[GRAD], &n->form[FORM_GRAD], t->grad, n->wide, t->elems),
+            .m = stretch_at(&c->t[OPTIM], &n->form[FORM_OPTIM], t->optim, n->wide, t->elems),
+            .v = stretch_at(&c->t[OPTIM], &n->form[FORM_OPTIM], second, n->wide, t->elems),
             .copy = copy ? param : (struct tensor){0},
             .decay = t->decay,
             .rate = t->rate};
@@ -225,7 +209,7 @@ static int list_normed(struct optim *o, const struct model *m, const struct upda
     return ST_OK;
 }
 
-static slot_id stretch_slot(struct graph *g, const struct update_node *n, enum form form)
+slot_id stretch_slot(struct graph *g, const struct update_node *n, enum form form)
 {
     static const char *const name[] = {"grads", "masters", "params", "moments"};
     static const enum arena_id arena[] = {ARENA_GRAD, ARENA_MASTER, ARENA_PARAM, ARENA_OPTIM};
@@ -261,9 +245,13 @@ static void declare_norm(struct optim *o, const struct model *m, const struct up
 static void declare_update(struct optim *o, const struct update_node *n, slot_id grads, slot_id param, slot_id hyper)
 {
     struct graph *g = &o->g;
-    slot_id master = stretch_slot(g, n, FORM_MASTER), moments = stretch_slot(g, n, FORM_OPTIM);
     if (n->n == 0)
         return;
+    if (o->streamed) {
+        declare_streamed_update(o, n, grads, param, hyper);
+        return;
+    }
+    slot_id master = stretch_slot(g, n, FORM_MASTER), moments = stretch_slot(g, n, FORM_OPTIM);
     double elems = trained_elems(n), copy = master != NO_SLOT ? (double)dtype_bytes(n->real) : 0;
     int node = graph_node(g, "adamw", LANE_COMPUTE, n);
     GRAPH_PHASE(g, node, PH_FWD, update_step, READS(grads), READS(hyper), READS(o->clip), ADDS(master), ADDS(param),
@@ -377,7 +365,11 @@ static int declare(struct optim *o, struct model *m, const struct model_plan *tr
 int optim_build(struct optim *o, struct model *m, const struct model_plan *train, struct err *e)
 {
     const struct config_train *t = &m->cfg->train;
-    *o = (struct optim){.built = true, .beta1 = t->beta1, .beta2 = t->beta2};
+    *o = (struct optim){.built = true,
+                        .beta1 = t->beta1,
+                        .beta2 = t->beta2,
+                        .streamed = m->cfg->optim.offload != CFG_OPTIM_OFFLOAD_OFF,
+                        .masters_away = m->cfg->optim.offload == CFG_OPTIM_OFFLOAD_ALL};
     o->schedule = (struct lr_schedule){.kind = (enum lr_kind)t->schedule,
                                        .wsd_style = (enum lr_wsd_style)t->wsd_style,
                                        .max = t->lr,
@@ -393,6 +385,8 @@ int optim_build(struct optim *o, struct model *m, const struct model_plan *train
     }
     struct order order = {0};
     int st = schedule_plain(&o->g, false, &order, e);
+    if (st == ST_OK)
+        order_streamed_update(o, &order);
     if (st == ST_OK)
         st = plan_build(&o->p, "update", &o->g, &order, e);
     order_release(&order);

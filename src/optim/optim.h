@@ -14,6 +14,10 @@ struct optim {
     struct lr_schedule schedule;
     double beta1, beta2;
     slot_id clip; /* F64 [4]: what the update decided */
+    /* Moments lie in host memory, and master weights too; the nodes that copy each bucket in and out. */
+    bool streamed, masters_away;
+    const int *copies; /* [2 * n_buckets] in, out */
+    int n_buckets;
     bool built;
 };
 /* After the train plan was built (its parameters and loss slot exist), before model_commit. */
@@ -29,7 +33,7 @@ struct shard shard_updated(const struct model *m, int index);
 bool shard_is_all(const struct model *m, int index);
 
 /* First (which 0) and second (which 1) moment of what this rank updates of parameter `index`: of the parameter's shape,
- * or of a shard [n]. On the device. */
+ * or of a shard [n]. On the device, or in host memory that its copies reach (optim.offload). */
 struct tensor optim_state(const struct model *m, int index, int which);
 
 #endif

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 void exec_init(struct exec *x, struct dev *dev)
 {
@@ -45,7 +46,8 @@ static int check_finite(const struct exec *x, const struct plan *p, const struct
     for (int u = 0; u < ph->n_uses && st == ST_OK; u++) {
         const struct tensor *t = &s->t[u];
         bool is_real = t->dtype == DT_F64 || t->dtype == DT_F32 || t->dtype == DT_BF16;
-        if (s->instance[u] < 0 || !writes(ph->use[u].mode) || !is_real || p->g->slots[ph->use[u].slot].unwanted)
+        if (s->instance[u] < 0 || !writes(ph->use[u].mode) || !is_real || p->g->slots[ph->use[u].slot].unwanted ||
+            p->g->slots[ph->use[u].slot].host) /* a copy of what has been checked */
             continue;
         struct tensor host;
         TRY(dev_fetch(x->dev, t, &host, e));
@@ -77,8 +79,14 @@ static int poison_dead(struct exec *x, const struct plan *p, const struct step *
         if (s->instance[u] < 0 || p->g->slots[p->inst[s->instance[u]].slot].arena >= 0)
             continue;
         int root = root_of(p, s->instance[u]);
-        if (--x->uses_left[root] == 0)
+        if (--x->uses_left[root] > 0)
+            continue;
+        if (p->inst[root].arena != ARENA_HOST) {
             TRY(x->dev->vt->fill(x->dev, s->t[u].data, 0xFF, tensor_bytes(&s->t[u]), e));
+        } else {
+            TRY(x->dev->vt->sync(x->dev, e));
+            memset(s->t[u].data, 0xFF, (size_t)tensor_bytes(&s->t[u]));
+        }
     }
     return ST_OK;
 }

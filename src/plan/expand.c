@@ -13,7 +13,9 @@ static int new_instance(struct builder *b, slot_id slot, int mb, bool rebuilt, i
     p->inst[p->n_inst] = (struct instance){.slot = slot,
                                            .mb = mb,
                                            .bytes = round_up(tensor_bytes(&s->shape), DEV_ALIGN),
-                                           .arena = s->arena >= 0 ? (enum arena_id)s->arena : ARENA_WORK,
+                                           .arena = s->arena >= 0 ? (enum arena_id)s->arena
+                                                    : s->host     ? ARENA_HOST
+                                                                  : ARENA_WORK,
                                            .offset = s->arena >= 0 ? s->offset : -1,
                                            .first_step = -1,
                                            .last_step = -1,
@@ -169,29 +171,49 @@ static int add_step(struct builder *b, struct step_ref ref)
     struct plan *p = b->p;
     TRY(mem_grow((void **)&p->steps, &b->cap_steps, (size_t)p->n_steps + 1, sizeof *p->steps, b->e));
     struct step *s = &p->steps[p->n_steps];
-    *s = (struct step){
-        .ref = ref, .lane = (int)b->g->nodes[ref.node].lane, .after = -1, .instance = instance, .first = first, .t = t};
+    *s = (struct step){.ref = ref,
+                       .lane = (int)b->g->nodes[ref.node].lane,
+                       .after = -1,
+                       .after_copy = -1,
+                       .instance = instance,
+                       .first = first,
+                       .t = t};
     int index = p->n_steps++;
     for (int u = 0; u < ph->n_uses; u++)
         if (instance[u] >= 0) {
             note_use(b, index, u);
             TRY(may_add(b, index, u));
         }
-    p->n_replays += ref.phase == PH_REPLAY;
+    bool fetch = ref.phase == PH_REPLAY && b->g->nodes[ref.node].role == ROLE_OFFLOAD;
+    p->n_fetches += fetch;
+    p->n_replays += ref.phase == PH_REPLAY && !fetch;
     return ST_OK;
 }
 
-/* An entry of the order. A gather that a replay needed earlier than the order has it is there already. */
+/* A gather or a copy from the host that a replay needed earlier than the order has it is there already, and a slot that
+ * a replay has made beside others need not be copied. */
+static bool is_there(const struct builder *b, const struct step_ref *r)
+{
+    const struct node *n = &b->g->nodes[r->node];
+    if (r->phase != PH_REPLAY || (n->role != ROLE_GATHER && n->role != ROLE_OFFLOAD))
+        return false;
+    slot_id made = n->role == ROLE_OFFLOAD ? n->phase[PH_REPLAY].use[1].slot : NO_SLOT;
+    return b->done[((size_t)r->node * PH_COUNT + (size_t)r->phase) * (size_t)b->n_mb + (size_t)r->mb] ||
+           (made >= 0 && b->rebuilt[made * b->n_mb + r->mb] >= 0);
+}
+
 static int add_entry(struct builder *b, const struct order *o, int i)
 {
     const struct step_ref *r = &o->list[i];
-    bool again = r->phase == PH_REPLAY && b->g->nodes[r->node].role == ROLE_GATHER;
-    if (again && b->done[((size_t)r->node * PH_COUNT + (size_t)r->phase) * (size_t)b->n_mb + (size_t)r->mb])
+    if (is_there(b, r))
         return ST_OK;
     TRY(add_step(b, *r));
     b->step_of[i] = b->p->n_steps - 1;
+    struct step *s = &b->p->steps[b->p->n_steps - 1];
     if (r->after > 0)
-        b->p->steps[b->p->n_steps - 1].after = b->step_of[r->after - 1];
+        s->after = b->step_of[r->after - 1];
+    if (r->after_copy > 0)
+        s->after_copy = b->step_of[r->after_copy - 1];
     return ST_OK;
 }
 

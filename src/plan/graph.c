@@ -1,6 +1,6 @@
 /* Declarations of slots and nodes; see graph.h. The first failure is kept and later calls do nothing, so
  * that layers read as a list of declarations, and graph_check() tells at the end. */
-#include "plan/graph.h"
+#include "plan/plan_int.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -216,7 +216,7 @@ static const char *without_codes(const char *tag, char *out, size_t size)
 
 /* A name matches a tag as a glob, as a whole scope ("mlp"), or as the last part ("norm"). Streams between layers are
  * not part of "full": dropping them needs blocks. */
-static bool name_matches(const char *name, const char *whole)
+bool slot_name_matches(const char *name, const char *whole)
 {
     char base[128];
     const char *tag = without_codes(whole, base, sizeof base);
@@ -235,7 +235,7 @@ int graph_drop(struct graph *g, const char *name, int64_t layers)
     int matched = 0;
     for (int s = 0; s < g->n_slots; s++) {
         struct slot *slot = &g->slots[s];
-        if (slot->replay >= 0 && !slot->weight && slot->layer < layers && name_matches(name, slot->tag)) {
+        if (slot->replay >= 0 && !slot->weight && slot->layer < layers && slot_name_matches(name, slot->tag)) {
             slot->dropped = true;
             matched++;
         }

@@ -129,6 +129,7 @@ enum node_role {
     ROLE_GATHER,
     ROLE_REDUCE,  /* gradients of a unit to their owners, after the last contribution */
     ROLE_CONTEXT, /* between ranks that divide sequences: keys and values, states, edges */
+    ROLE_OFFLOAD, /* a saved slot to host memory (forward) and back (replay); made by order_offload() */
 };
 struct node {
     const char *name; /* "3.attn.qkv" */
@@ -153,6 +154,8 @@ struct slot {
     bool sum;            /* has several contributions: the first writes, later ones add */
     bool unwanted;       /* the gradient of a frozen parameter: nobody reads it */
     bool weight;         /* a gathered weight: its replay is another gather, which no recompute policy names */
+    bool offload;        /* policy: waits in host memory for the backward half, if it is saved */
+    bool host;           /* lies in host memory: what is offloaded, while it waits */
 };
 
 struct graph {
@@ -229,5 +232,8 @@ int graph_check(const struct graph *g, struct err *e);
 int graph_drop(struct graph *g, const char *name, int64_t layers);
 /* The tags of slots that can be recomputed, each followed by ", ". */
 void graph_droppable(const struct graph *g, struct buf *out);
+/* Marks the activations that a name means, in the first `layers` layers, to wait in host memory (order_offload);
+ * returns how many there are. beside: only in layers that have a slot with a tag like this; NULL: in all. */
+int graph_offload(struct graph *g, const char *name, const char *beside, int64_t layers);
 
 #endif

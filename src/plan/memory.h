@@ -5,31 +5,39 @@
 #include "dev/dev.h"
 
 enum arena_id {
-    ARENA_PARAM,  /* weights */
-    ARENA_MASTER, /* the same in the wide type, where layers work with a narrower copy */
-    ARENA_GRAD,   /* main gradients */
-    ARENA_OPTIM,  /* optimizer state */
-    ARENA_STATE,  /* tables, decode caches, scalars: persistent, neither weight nor gradient */
-    ARENA_FRAME,  /* saved slots: a frame per chunk and microbatch in flight */
-    ARENA_WORK,   /* transient slots */
-    ARENA_CODE,   /* FP8 codes and scales of weights */
-    ARENA_COUNT,
+    ARENA_PARAM,              /* weights */
+    ARENA_MASTER,             /* the same in the wide type, where layers work with a narrower copy */
+    ARENA_GRAD,               /* main gradients */
+    ARENA_OPTIM,              /* optimizer state */
+    ARENA_STATE,              /* tables, decode caches, scalars: persistent, neither weight nor gradient */
+    ARENA_FRAME,              /* saved slots: a frame per chunk and microbatch in flight */
+    ARENA_WORK,               /* transient slots */
+    ARENA_CODE,               /* FP8 codes and scales of weights */
+    ARENA_COUNT,              /* of the device; those below are host memory */
+    ARENA_HOST = ARENA_COUNT, /* offloaded slots */
+    ARENA_ALL,
 };
 const char *arena_name(enum arena_id a);
 
 struct memory {
-    int64_t planned[ARENA_COUNT];   /* bytes reserved so far */
-    int64_t allocated[ARENA_COUNT]; /* bytes taken from the device by memory_commit */
-    char *base[ARENA_COUNT];
+    int64_t planned[ARENA_ALL];   /* bytes reserved so far */
+    int64_t allocated[ARENA_ALL]; /* bytes taken from the device by memory_commit */
+    char *base[ARENA_ALL];
+    bool away[ARENA_COUNT]; /* lies in host memory, though it is the device's (optim.offload) */
     struct dev *dev;
 };
+/* In host memory? */
+bool memory_on_host(const struct memory *m, int arena);
+/* The sum of sizes[ARENA_ALL] (planned or allocated) that lie on the device, or in host memory. */
+int64_t memory_total(const struct memory *m, const int64_t *sizes, bool host);
 /* Persistent room; returns its offset in the arena. */
 int64_t memory_reserve(struct memory *m, enum arena_id a, int64_t bytes);
-/* Frames and workspace are shared by all plans: the largest wins. */
+/* Frames, workspace and host memory are shared by all plans: the largest wins. */
 void memory_reserve_max(struct memory *m, enum arena_id a, int64_t bytes);
 /* Allocate everything, once. Refuses with the sizes when the device has less. */
 int memory_commit(struct memory *m, struct dev *dev, struct err *e);
-/* Frames and workspace again, at their new planned size; what they held is lost. All else must be as it was. */
+/* Frames, workspace and offloaded slots again, at their new planned size; what they held is lost. All else must be as
+ * it was. */
 int memory_renew(struct memory *m, struct err *e);
 void memory_release(struct memory *m);
 void memory_print(const struct memory *m, struct buf *out);

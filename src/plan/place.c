@@ -1,7 +1,7 @@
 /* Addresses. A frame holds what one microbatch saves in one chunk: all of it is alive when that forward half ends,
  * so inside a frame slots simply lie side by side. Frames share ARENA_FRAME, transient slots share the
- * workspace, by one rule: largest first, each at the lowest offset where it overlaps nothing that may be alive at
- * the same time. "May" follows happens-before, not list order. */
+ * workspace, offloaded ones host memory, by one rule: largest first, each at the lowest offset where it overlaps
+ * nothing that may be alive at the same time. "May" follows happens-before, not list order. */
 #include "plan/plan_int.h"
 
 #include <stdlib.h>
@@ -444,6 +444,7 @@ int plan_place(struct builder *b)
     TRY_OUT(merge_in_place(b, last));
     TRY_OUT(place_arena(b, last, ARENA_FRAME, &p->frame_bytes));
     TRY_OUT(place_arena(b, last, ARENA_WORK, &p->work_bytes));
+    TRY_OUT(place_arena(b, last, ARENA_HOST, &p->host_bytes));
     for (int i = 0; i < p->n_inst; i++) {
         const struct instance *root = &p->inst[root_of(p, i)];
         p->inst[i].arena = root->arena;

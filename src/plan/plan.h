@@ -12,6 +12,7 @@ struct step_ref {
     enum phase_id phase;
     int mb;    /* microbatch of the run, 0-based */
     int after; /* orders: position + 1 of an earlier entry that must be done first, though no slot says so; 0: none */
+    int after_copy; /* another such entry: what bounds the memory of copies to and from the host */
 };
 struct order {
     struct step_ref *list;
@@ -24,6 +25,15 @@ void order_release(struct order *o);
  * while the unit before it computes, and again for its backward; memory for gathered weights and for unreduced
  * gradients is that of two units. An order in which a gradient changes after its reduction is refused. */
 int order_prefetch(const struct graph *g, struct order *o, struct err *e);
+/* Offload (offload.c): slots that graph_offload() marked, that are saved and have at least min_elems elements are
+ * copied to host memory when they are complete, and back while the layer before computes its backward pass. Call it last: it
+ * adds nodes, slots and entries. */
+struct offload_count {
+    int named, slots;      /* marked; offloaded */
+    int recomputed, small; /* of those that stay: dropped anyway; too small. The others are not saved */
+    int64_t bytes;         /* offloaded, of one microbatch */
+};
+int order_offload(struct graph *g, struct order *o, int64_t min_elems, struct offload_count *count, struct err *e);
 /* The plain schedule: all forward phases, then backward phases in reverse, dw after its backward (or
  * after its layer's when delayed). */
 int schedule_plain(const struct graph *g, bool delay_dw, struct order *o, struct err *e);
@@ -73,7 +83,7 @@ enum { STEP_MAX_WAITS = LANE_COUNT };
 struct step {
     struct step_ref ref;
     int lane, lane_pos;                /* position among the steps of its lane */
-    int after;                         /* step that must be done first beside those whose slots it uses, -1: none */
+    int after, after_copy;             /* steps that must be done first beside those whose slots it uses, -1: none */
     int n_waits, wait[STEP_MAX_WAITS]; /* steps on other lanes that must be done */
     bool waited;                       /* some step waits for this one */
     /* By use. */
@@ -104,8 +114,9 @@ struct plan {
     int n_frames;       /* one per chunk and microbatch that saves anything */
     /* of all frames, which share room where one is done before another begins; of the workspace */
     int64_t frame_bytes, work_bytes;
-    int64_t work_unshared_bytes; /* if nothing were reused */
-    int n_waits, n_replays;
+    int64_t work_unshared_bytes;       /* if nothing were reused */
+    int64_t host_bytes;                /* host memory: what is offloaded */
+    int n_waits, n_replays, n_fetches; /* fetches: copies from host memory */
     bool uses_lane[LANE_COUNT];
 };
 int plan_build(struct plan *p, const char *name, const struct graph *g, const struct order *o, struct err *e);

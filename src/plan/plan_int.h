@@ -22,7 +22,7 @@ struct builder {
 int plan_expand(struct builder *b, const struct order *o);
 /* waits.c: dependencies, waits between lanes, clocks. */
 int plan_waits(struct builder *b);
-/* place.c: frames, workspace, in-place pairs. */
+/* place.c: frames, workspace, host memory, in-place pairs. */
 int plan_place(struct builder *b);
 
 /* schedule_overlap.c: units of a schedule as nodes of a graph. A chunk's nodes, and where its all-to-alls cut them. */
@@ -52,6 +52,9 @@ int cutter_forward(struct cutter *c, const struct schedule_unit *u);
 int cutter_backward(struct cutter *c, const struct schedule_unit *u);
 /* Forward unit f and backward unit b, of different microbatches, as one. */
 int cutter_pair(struct cutter *c, const struct schedule_unit *f, const struct schedule_unit *b);
+
+/* graph.c: does a name of a policy mean the slots with this tag? */
+bool slot_name_matches(const char *name, const char *tag);
 
 static inline const struct phase *step_phase(const struct plan *p, const struct step *s)
 {

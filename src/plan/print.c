@@ -12,8 +12,9 @@ static void print_uses(const struct plan *p, const struct step *s, bool written,
         if (s->instance[u] < 0 || (ph->use[u].mode != USE_READ) != written)
             continue;
         const struct instance *x = &p->inst[s->instance[u]];
-        static const char mark[] = {[ARENA_PARAM] = 'p', [ARENA_MASTER] = 'm', [ARENA_CODE] = 'c',  [ARENA_GRAD] = 'g',
-                                    [ARENA_OPTIM] = 'o', [ARENA_STATE] = 's',  [ARENA_FRAME] = 'F', [ARENA_WORK] = 'w'};
+        static const char mark[] = {
+            [ARENA_PARAM] = 'p', [ARENA_MASTER] = 'm', [ARENA_CODE] = 'c', [ARENA_GRAD] = 'g', [ARENA_OPTIM] = 'o',
+            [ARENA_STATE] = 's', [ARENA_FRAME] = 'F',  [ARENA_WORK] = 'w', [ARENA_HOST] = 'h'};
         buf_addf(out, "%s%s%s@%c%lld", first ? "" : " ", ph->use[u].mode == USE_ADD ? "+" : "",
                  p->g->slots[x->slot].name, mark[x->arena], (long long)x->offset);
         first = false;
@@ -23,7 +24,8 @@ static void print_uses(const struct plan *p, const struct step *s, bool written,
 void plan_print_steps(const struct plan *p, struct buf *out)
 {
     buf_addf(out, "%5s %-8s %-7s %-26s %10s  %s\n", "step", "lane", "phase", "node", "MFLOP",
-             "reads -> writes   (slot@arena+offset; F frame, w workspace, p parameter, g gradient, s state; + adds)");
+             "reads -> writes   (slot@arena+offset; F frame, w workspace, p parameter, g gradient, s state, h host; + "
+             "adds)");
     for (int i = 0; i < p->n_steps; i++) {
         const struct step *s = &p->steps[i];
         buf_addf(out, "%5d %-8s %-7s %-26s %10.3f  ", i, lane_name(s->lane), phase_name(s->ref.phase),
@@ -65,6 +67,33 @@ static void print_tags(const struct plan *p, struct buf *out)
     }
 }
 
+/* Offloaded bytes of every tag, summed over layers. */
+static void print_offloaded(const struct plan *p, struct buf *out)
+{
+    char text[32];
+    if (p->host_bytes == 0)
+        return;
+    buf_addf(out, "host memory %s, %d copies to it and back\n%-24s %10s %8s\n",
+             human_bytes((double)p->host_bytes, text, sizeof text), p->n_fetches, "offloaded slot", "all layers",
+             "layers");
+    for (int i = 0; i < p->n_inst; i++) {
+        const struct slot *s = &p->g->slots[p->inst[i].slot];
+        bool seen = p->inst[i].arena != ARENA_HOST || p->inst[i].mb != 0;
+        int64_t bytes = 0, count = 0;
+        for (int k = 0; k < p->n_inst && !seen; k++) {
+            const struct instance *x = &p->inst[k];
+            if (x->arena != ARENA_HOST || x->mb != 0 || strcmp(p->g->slots[x->slot].tag, s->tag) != 0)
+                continue;
+            seen = k < i;
+            bytes += x->bytes;
+            count++;
+        }
+        if (!seen)
+            buf_addf(out, "%-24s %10s %8lld\n", s->tag + strlen("host."), human_bytes((double)bytes, text, sizeof text),
+                     (long long)count);
+    }
+}
+
 void plan_print_memory(const struct plan *p, struct buf *out)
 {
     char a[32], b[32], c[32];
@@ -74,6 +103,7 @@ void plan_print_memory(const struct plan *p, struct buf *out)
     buf_addf(out, "plan '%s': %d steps, %d waits, %d replays; frame %s, workspace %s (%s if nothing were shared)\n",
              p->name, p->n_steps, p->n_waits, p->n_replays, human_bytes((double)p->frame_bytes, a, sizeof a),
              human_bytes((double)p->work_bytes, b, sizeof b), human_bytes((double)p->work_unshared_bytes, c, sizeof c));
+    print_offloaded(p, out);
     if (p->frame_bytes == 0)
         return;
     if (p->n_mb > 1)

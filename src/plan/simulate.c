@@ -341,13 +341,15 @@ static void measure_lanes(struct sim *s, struct sim_rank *r, struct span *comput
         if (k->end <= k->start)
             continue;
         struct span span = {.begin = k->start, .end = k->end, .phase = k->phase};
-        if (k->lane == LANE_COMM)
+        if (k->lane == LANE_COMM || k->lane == LANE_COPY)
             moved[m++] = span;
-        else if (k->lane != LANE_COPY)
+        else
             computed[n++] = span;
     }
     n = join_spans(computed, n);
-    for (int i = 0; i < m; i++) /* in order: one lane */
+    if (m > 0)
+        qsort(moved, (size_t)m, sizeof *moved, by_begin); /* of two lanes */
+    for (int i = 0; i < m; i++)
         r->exposed[moved[i].phase] += uncovered(computed, n, &at, moved[i].begin, moved[i].end);
     for (int i = 0; i < m; i++)
         computed[n++] = moved[i];

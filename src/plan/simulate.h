@@ -28,7 +28,7 @@ struct sim_rank {
     int n_frames;
     /* found */
     double busy[LANE_COUNT];
-    double exposed[PH_COUNT]; /* seconds in which the comm lane moved data and nothing was computed, by phase */
+    double exposed[PH_COUNT]; /* seconds in which data was moved and nothing was computed, by phase */
     double idle;              /* seconds in which nothing was computed or moved: bubbles, latency */
     int peak_frames;          /* frames alive at the same time */
 };

@@ -74,13 +74,14 @@ int plan_waits(struct builder *b)
         last_on[l] = -1;
     for (int i = 0; i < p->n_steps; i++) {
         struct step *s = &p->steps[i];
-        p->uses_lane[s->lane] = true;
+        p->uses_lane[s->lane] |= !b->g->nodes[s->ref.node].host; /* those run before the lanes part */
         int *mine = &b->clock[i * LANE_COUNT];
         s->lane_pos = count[s->lane]++;
         for (int l = 0; l < LANE_COUNT; l++)
             mine[l] = last_on[s->lane] >= 0 ? b->clock[last_on[s->lane] * LANE_COUNT + l] : -1;
         mine[s->lane] = s->lane_pos - 1;
         depend(b, i, s->after);
+        depend(b, i, s->after_copy);
         order_uses(b, i, history);
         last_on[s->lane] = i;
         p->n_waits += s->n_waits;

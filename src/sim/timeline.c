@@ -6,8 +6,8 @@
 
 const char *task_kind_name(enum task_kind k)
 {
-    static const char *const names[] = {"forward", "backward", "dw",     "replay", "update",  "dispatch",
-                                        "combine", "cut",      "reduce", "gather", "context", "summary"};
+    static const char *const names[] = {"forward", "backward", "dw",     "replay",  "update", "dispatch", "combine",
+                                        "cut",     "reduce",   "gather", "context", "host",   "summary"};
     return names[k];
 }
 
@@ -125,7 +125,10 @@ static bool computes(const struct sim_task *t)
 {
     return t->lane != LANE_COMM && t->lane != LANE_COPY && t->end > t->start;
 }
-static bool moves(const struct sim_task *t) { return t->lane == LANE_COMM && t->end > t->start; }
+static bool moves(const struct sim_task *t)
+{
+    return (t->lane == LANE_COMM || t->lane == LANE_COPY) && t->end > t->start;
+}
 
 /* Sorted, disjoint spans of the tasks that pass; returns their number. */
 static int spans_of(const struct sim_rank *r, bool (*pass)(const struct sim_task *), struct span *out)
@@ -221,9 +224,10 @@ static int plan_rank(struct timeline *tl, int r, int rank, struct err *e)
     TRY(place_on_paper(&place, tl->cfg, rank, e));
     TRY(trainer_plan_on(&k->t, tl->cfg, &place, true, e));
     for (int a = 0; a < ARENA_FRAME; a++)
-        k->persistent += k->t.model.mem.planned[a];
+        k->persistent += memory_on_host(&k->t.model.mem, a) ? 0 : k->t.model.mem.planned[a];
     k->working = max_i64(k->t.train.p.frame_bytes, k->t.optim.p.frame_bytes) +
                  max_i64(k->t.train.p.work_bytes, k->t.optim.p.work_bytes);
+    k->host = memory_total(&k->t.model.mem, k->t.model.mem.planned, true);
     return ST_OK;
 }
 

@@ -15,6 +15,7 @@ struct machine {
     double link, link_delay; /* bytes/s out of one GPU to other machines; seconds until a message starts to arrive */
     double inner;            /* bytes/s between GPUs of one machine */
     int gpus;                /* of one machine */
+    double host;             /* bytes/s between one GPU and pinned host memory, one way at a time */
     double beside;           /* computing takes this share longer while the link is busy */
     double memory;           /* bytes of one GPU */
 };
@@ -43,6 +44,7 @@ enum task_kind {
     KIND_REDUCE,
     KIND_GATHER,
     KIND_CONTEXT,
+    KIND_HOST,    /* offloaded slots to host memory and back */
     KIND_SUMMARY, /* counts, norms: a few numbers */
     KIND_COUNT,
 };
@@ -61,6 +63,7 @@ struct timeline_half {
 struct timeline_rank {
     struct trainer t;            /* planned, not run: names and shapes of the tasks */
     int64_t persistent, working; /* bytes of training: weights, gradients, moments; frames and workspace */
+    int64_t host;                /* bytes of host memory */
     /* found: seconds */
     /* by kind, those that move data: while nothing was computed, in all */
     double exposed[KIND_COUNT], moved[KIND_COUNT];

@@ -14,6 +14,7 @@ struct machine machine_h200(void)
                             .link_delay = 15e-6,
                             .inner = 370e9,
                             .gpus = 8,
+                            .host = 50e9,
                             .beside = 0.12,
                             .memory = 141e9};
 }
@@ -32,8 +33,8 @@ void machine_print(const struct machine *m, bool measured, struct buf *out)
              "machine of %d; a row travels once for each of\n"
              "           its experts, of GPUs whole buffers (parallel.ep_capacity); even routing; computing takes %.0f "
              "%% longer while the link is busy;\n"
-             "           no other traffic on the network\n",
-             m->link * 1e-9, m->link_delay * 1e6, m->inner * 1e-9, m->gpus, m->beside * 100);
+             "           no other traffic on the network; %.3g GB/s to and from host memory\n",
+             m->link * 1e-9, m->link_delay * 1e6, m->inner * 1e-9, m->gpus, m->beside * 100, m->host * 1e-9);
 }
 
 /* ---- who is near ----------------------------------------------------------------------------- */
@@ -169,6 +170,8 @@ enum task_kind step_kind(const struct plan *p, int step)
         return n->role == ROLE_GATHER ? KIND_GATHER : KIND_REDUCE;
     if (n->role == ROLE_CONTEXT)
         return KIND_CONTEXT;
+    if (n->role == ROLE_OFFLOAD)
+        return KIND_HOST;
     bool update = strncmp(n->name, "update.", 7) == 0;
     if (s->lane != LANE_COMM)
         return update ? KIND_UPDATE : phases[s->ref.phase];
@@ -204,6 +207,7 @@ double step_seconds(const void *ctx, const struct plan *p, int step)
         return ph->bytes > 0
                    ? exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->cp_rank, mesh->cp, mesh->tp), ph->bytes)
                    : 0;
+    case KIND_HOST: return ph->bytes / c->m->host;
     case KIND_SUMMARY: return mesh->world > 1 ? c->m->link_delay : 0;
     default: return compute_seconds(c, p, step);
     }

@@ -12,6 +12,9 @@ void timeline_print(const struct timeline *tl, struct buf *out)
 {
     const struct mesh *m = &tl->rank[0].t.model.mesh;
     double total = tl->seconds;
+    bool to_host = false;
+    for (int r = 0; r < tl->n; r++)
+        to_host |= tl->rank[r].moved[KIND_HOST] > 0;
     char mesh[160];
     buf_addf(out, "%d ranks: %s; stages of %d chunks; %lld microbatches of %lld x %lld\n", m->world,
              mesh_text(m, mesh, sizeof mesh), m->vpp, (long long)tl->rank[0].t.n_micro,
@@ -27,7 +30,8 @@ void timeline_print(const struct timeline *tl, struct buf *out)
              "bubble: neither\n\n%4s %5s %9s %7s",
              "rank", "stage", "computing", "bubble");
     for (int k = KIND_DISPATCH; k < KIND_COUNT; k++)
-        buf_addf(out, " %17s", task_kind_name((enum task_kind)k));
+        if (k != KIND_HOST || to_host)
+            buf_addf(out, " %17s", task_kind_name((enum task_kind)k));
     buf_addf(out, " %9s %6s %12s\n", "exposed", "frames", "memory");
     for (int r = 0; r < tl->n; r++) {
         const struct timeline_rank *k = &tl->rank[r];
@@ -38,7 +42,8 @@ void timeline_print(const struct timeline *tl, struct buf *out)
         buf_addf(out, "%4d %5d %8.1f%% %6.1f%%", k->t.model.mesh.rank, k->t.model.mesh.pp_rank,
                  percent(total - exposed - k->bubble, total), percent(k->bubble, total));
         for (int i = KIND_DISPATCH; i < KIND_COUNT; i++)
-            buf_addf(out, " %8.2f (%6.1f)", k->exposed[i] * 1e3, k->moved[i] * 1e3);
+            if (i != KIND_HOST || to_host)
+                buf_addf(out, " %8.2f (%6.1f)", k->exposed[i] * 1e3, k->moved[i] * 1e3);
         buf_addf(out, " %8.1f%% %6d %12s\n", percent(exposed, total), tl->train.sim.rank[r].peak_frames,
                  human_bytes((double)(k->persistent + k->working), memory, sizeof memory));
     }
@@ -53,12 +58,12 @@ static const char style[] =
     "svg{--paper:#fff;--ink:#1f2430;--faint:#8b93a3;--grid:#e3e6ec;--lane:#f5f6f9;--forward:#4c8df6;--backward:#f08c3a;"
     "--dw:#3aa76d;"
     "--replay:#a3aab8;--update:#8a63d2;--dispatch:#d6336c;--combine:#e8789f;--cut:#0fa3b1;--reduce:#b08900;--gather:#"
-    "d4b106;--context:#2b8a3e;--summary:#6b7280}"
+    "d4b106;--context:#2b8a3e;--host:#2f6f73;--summary:#6b7280}"
     "@media(prefers-color-scheme:dark){svg{--paper:#14171d;--ink:#e7eaf0;--faint:#8b93a3;--grid:#2a2f3a;--lane:#1b1f27;"
     "--forward:#5b9bff;"
     "--backward:#f59f4d;--dw:#4cc38a;--replay:#6f7887;--update:#a184e8;--dispatch:#f0568c;--combine:#f49bb9;--cut:#"
     "2fc4d1;--reduce:#d6ab1c;"
-    "--gather:#eecb3f;--context:#69db7c;--summary:#9aa3b2}}"
+    "--gather:#eecb3f;--context:#69db7c;--host:#5fb3b8;--summary:#9aa3b2}}"
     ".bg{fill:var(--paper)}.lane{fill:var(--lane)}.grid{stroke:var(--grid)}text{fill:var(--ink);font:12px "
     "system-ui,sans-serif}"
     ".small{font-size:11px;fill:var(--faint)}.no{font-size:10px;fill:#fff;pointer-events:none;text-anchor:middle}.odd{"
@@ -67,7 +72,7 @@ static const char style[] =
     "fill:var(--update)}"
     ".dispatch{fill:var(--dispatch)}.combine{fill:var(--combine)}.cut{fill:var(--cut)}.reduce{fill:var(--reduce)}."
     "gather{fill:var(--gather)}"
-    ".context{fill:var(--context)}.summary{fill:var(--summary)}</style>\n";
+    ".context{fill:var(--context)}.host{fill:var(--host)}.summary{fill:var(--summary)}</style>\n";
 
 /* Where everything is. */
 struct sheet {
@@ -88,9 +93,9 @@ static void find_lanes(struct sheet *s)
 {
     for (int l = 0; l < LANE_COUNT; l++) {
         bool used = l == LANE_COMPUTE;
-        for (int r = 0; l != LANE_COPY && r < s->tl->n; r++)
+        for (int r = 0; r < s->tl->n; r++)
             used |= s->tl->train.sim.rank[r].busy[l] > 0 || s->tl->update.sim.rank[r].busy[l] > 0;
-        if (used && l != LANE_COPY)
+        if (used)
             s->lanes[s->n_lanes++] = l;
     }
     s->height = y_of(s, s->tl->n, 0) + 40;

@@ -45,13 +45,7 @@ void facts_command(struct buf *out)
     free(text);
 }
 
-int64_t facts_memory(const struct trainer *t)
-{
-    int64_t bytes = 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
-        bytes += t->model.mem.allocated[a];
-    return bytes;
-}
+int64_t facts_memory(const struct trainer *t) { return memory_total(&t->model.mem, t->model.mem.allocated, false); }
 
 void facts_machine(const struct trainer *t, struct buf *out)
 {
@@ -69,8 +63,9 @@ void facts_machine(const struct trainer *t, struct buf *out)
         buf_addf(out, "ranks    %d: %s\n", t->model.mesh.world, mesh_text(&t->model.mesh, mesh, sizeof mesh));
     buf_addf(out, "memory   %s planned and allocated%s\n", human_bytes((double)facts_memory(t), text, sizeof text),
              t->model.mesh.world > 1 ? " on this rank" : "");
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < ARENA_ALL; a++)
         if (t->model.mem.allocated[a] > 0)
-            buf_addf(out, "         %-12s %s\n", arena_name((enum arena_id)a),
-                     human_bytes((double)t->model.mem.allocated[a], text, sizeof text));
+            buf_addf(out, "         %-12s %s%s\n", arena_name((enum arena_id)a),
+                     human_bytes((double)t->model.mem.allocated[a], text, sizeof text),
+                     memory_on_host(&t->model.mem, a) ? " in host memory" : "");
 }

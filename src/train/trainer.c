@@ -241,7 +241,7 @@ int trainer_replan(struct trainer *t, struct err *e)
     model_plan_release(&t->eval);
     samples_release(t);
     t->model.tables.n = t->model.metrics.n = t->model.routes.n = t->model.updates.n = 0;
-    static const enum arena_id again[] = {ARENA_OPTIM, ARENA_STATE, ARENA_FRAME, ARENA_WORK};
+    static const enum arena_id again[] = {ARENA_OPTIM, ARENA_STATE, ARENA_FRAME, ARENA_WORK, ARENA_HOST};
     for (int i = 0; i < countof(again); i++)
         mem->planned[again[i]] = 0;
     TRY(build_plans(t, e));

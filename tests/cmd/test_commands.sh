@@ -36,6 +36,29 @@ ok "plan counts FLOPs" grep -q 'FLOP per token' out
 ok "plan --params=on lists parameters" prints 'decoder.layers.3.mlp.linear_fc2.weight' "$BRAID" plan "$tiny" --params=on
 ok "plan --steps=on lists steps" prints 'decoder\|layer\|attn' "$BRAID" plan "$tiny" --steps=on
 ok "more of them" test "$(wc -l <out)" -gt 60
+ok "plan ends with a verdict" prints '^fits 80 GB: yes (' "$BRAID" plan "$tiny"
+ok "which is its last line" sh -c 'tail -1 out | grep -q "^fits"'
+ok "a plan that does not fit gets the smallest change that does" \
+    prints '^fits 0.0006 GB: no .*the smallest change that fits: --plan.recompute=' "$BRAID" plan "$tiny" --memory=0.0006
+ok "or the smallest memory that works" prints '^fits 0.0001 GB: no .*the smallest memory that works is' \
+    "$BRAID" plan "$tiny" --memory=0.0001
+ok "an amount of memory has known units" fails 2 "is no amount of memory" "$BRAID" plan "$tiny" --memory=80TB
+ok "plan.fit prints the choice and what else fits" prints '^ *[0-9.]* .* --plan.recompute=' \
+    "$BRAID" plan "$tiny" --plan.fit=0.0006
+ok "and plans it" test "$(sed -n 's/^total  *\([0-9]*\) .*/\1/p' out)" -le 600000
+ok "a budget that nothing fits is refused with the smallest that works" \
+    fails 1 'the smallest memory that works is' "$BRAID" plan "$tiny" --plan.fit=0.0001
+ok "offloaded slots are listed with their host memory" prints 'in host memory' \
+    "$BRAID" plan "$tiny" --plan.offload=joint.stream --plan.offload_min=0
+ok "and the copies are steps" prints ' copy .* replay .*joint.stream' \
+    "$BRAID" plan "$tiny" --plan.offload=joint.stream --plan.offload_min=0 --steps=on
+ok "optimizer state in host memory is not the device's" prints '^optimizer .* in host memory' \
+    "$BRAID" plan "$tiny" --optim.offload=moments
+ok "a search for meshes prints the best" prints 'tokens/s' \
+    "$BRAID" plan "$tiny" --search --gpus=4 --train.global_batch=8 --tokens=1B
+ok "with options that plan" grep -q -- '--parallel.pp=.* --parallel.zero=' out
+ok "a search needs a number of GPUs" fails 2 "needs --gpus" "$BRAID" plan "$tiny" --search
+ok "and they need a search" fails 2 "belong to --search" "$BRAID" plan "$tiny" --gpus=4
 ok "recomputing shows as replays" prints "plan 'train': .* [1-9][0-9]* replays" "$BRAID" plan "$tiny" --plan.recompute=full
 
 # ---- train: schedules change nothing --------------------------------------------------------------------------

@@ -154,6 +154,7 @@ static inline int pipe_replan(struct pipe_place *p, struct err *e)
     order_release(&order);
     memory_reserve_max(&p->m.mem, ARENA_FRAME, p->train.p.frame_bytes);
     memory_reserve_max(&p->m.mem, ARENA_WORK, p->train.p.work_bytes);
+    memory_reserve_max(&p->m.mem, ARENA_HOST, p->train.p.host_bytes);
     return st;
 }
 

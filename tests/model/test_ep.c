@@ -197,7 +197,7 @@ static const char *const models[] = {
     "model.pattern=*E model.experts=6 model.topk=2 model.router_capacity=0.7 model.aux_loss=0.1 model.act=swiglu "
     "model.glu_interleave=2 model.ffn=12",
     "model.pattern=[*E]-/*E model.experts=6 model.topk=2 model.mhc_streams=2 model.mhc_gating=0.7 model.mtp_scale=0.5 "
-    "plan.delay_dw=on",
+    "plan.delay_dw=on plan.offload=* plan.offload_min=0",
     "model.pattern=*E model.experts=6 model.topk=6", /* every rank gets every row */
 };
 

@@ -10,7 +10,7 @@ struct result {
     char *grads, *params;
     struct plan_size {
         int64_t frame, work;
-        int replays;
+        int replays, fetches;
     } size;
 };
 
@@ -32,9 +32,10 @@ static void result_of(struct result *r, const char *base, const char *more, enum
     for (int a = 0; a < ARENA_COUNT; a++)
         assert_int_equal(t.m.mem.planned[a], t.m.mem.allocated[a]);
     tiny_run(&t, samples);
-    *r = (struct result){.loss = tiny_loss(&t),
-                         .bytes = t.m.mem.allocated[ARENA_GRAD],
-                         .size = {t.train.p.frame_bytes, t.train.p.work_bytes, t.train.p.n_replays}};
+    *r = (struct result){
+        .loss = tiny_loss(&t),
+        .bytes = t.m.mem.allocated[ARENA_GRAD],
+        .size = {t.train.p.frame_bytes, t.train.p.work_bytes, t.train.p.n_replays, t.train.p.n_fetches}};
     r->grads = copy_of(t.m.mem.base[ARENA_GRAD], r->bytes);
     r->params = copy_of(t.m.mem.base[ARENA_PARAM], r->bytes);
     tiny_close(&t);
@@ -112,6 +113,12 @@ static void schedules_do_not_change_a_bit(enum dev_kind kind)
         "plan.recompute_block=2",
         "plan.recompute_block=3 plan.recompute=full plan.poison=on",
         "plan.recompute_block=auto plan.recompute=mlp plan.delay_dw=on plan.poison=on",
+        "plan.offload=* plan.offload_min=0 plan.poison=on",
+        "plan.offload=* plan.offload_min=0 plan.delay_dw=on plan.poison=on plan.random_lanes=7",
+        "plan.offload=joint.* plan.offload_min=0 plan.poison=on plan.random_lanes=8",
+        "plan.offload=*:2 plan.offload_min=0 plan.recompute=norm,mlp.act plan.poison=on plan.random_lanes=9",
+        "plan.offload=* plan.offload_min=0 plan.recompute=full plan.poison=on plan.random_lanes=10",
+        "plan.offload=joint.stream plan.offload_min=0 plan.recompute_block=2 plan.poison=on plan.random_lanes=11",
     };
     for (int k = 0; k < n_models; k++) {
         struct result plain;
@@ -128,10 +135,10 @@ static void schedules_do_not_change_a_bit(enum dev_kind kind)
                 continue;
             result_of(&r, models[k], variants[i], kind, 1, 4);
             assert_same_bits(&plain, &r, variants[i]);
-            if (strstr(variants[i], "recompute") != NULL)
-                assert_true(r.size.replays > 0 && r.size.frame < plain.size.frame);
-            else
-                assert_true(r.size.replays == 0 && r.size.frame == plain.size.frame);
+            bool again = strstr(variants[i], "recompute") != NULL, away = strstr(variants[i], "offload") != NULL;
+            assert_int_equal(r.size.replays > 0, again);
+            assert_int_equal(r.size.fetches > 0, away);
+            assert_true(again || away ? r.size.frame < plain.size.frame : r.size.frame == plain.size.frame);
             result_free(&r);
         }
         result_free(&plain);

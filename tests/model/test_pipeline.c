@@ -49,7 +49,8 @@ static void a_cut_on_one_rank_changes_no_bit(void **state)
     };
     static const char *const policies[] = {"", "plan.recompute=full plan.poison=on",
                                            "plan.recompute=norm plan.random_lanes=3 plan.poison=on plan.delay_dw=on",
-                                           "plan.recompute_block=2 plan.recompute=full plan.poison=on"};
+                                           "plan.recompute_block=2 plan.recompute=full plan.poison=on",
+                                           "plan.offload=* plan.offload_min=0 plan.random_lanes=4 plan.poison=on"};
     for (int i = 0; i < countof(models); i++)
         for (int p = 0; p < countof(policies); p++)
             for (enum dev_kind kind = DEV_REF; kind <= DEV_CPU; kind++) {
@@ -148,7 +149,9 @@ static void schedules_of_a_mesh_agree_to_the_bit(void **state)
     (void)state;
     static const char *const policies[] = {"", "plan.random_lanes=5 plan.poison=on",
                                            "plan.recompute=full plan.delay_dw=on plan.poison=on",
-                                           "plan.recompute=norm plan.delay_dw=on plan.random_lanes=6 plan.poison=on"};
+                                           "plan.recompute=norm plan.delay_dw=on plan.random_lanes=6 plan.poison=on",
+                                           "plan.offload=* plan.offload_min=0 plan.recompute=norm plan.delay_dw=on "
+                                           "plan.random_lanes=8 plan.poison=on"};
     for (int i = 0; i < countof(layouts); i++)
         for (int p = 0; p < countof(policies); p++) {
             char options[1024], plain_options[512];

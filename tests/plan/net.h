@@ -77,6 +77,7 @@ struct net_opts {
     int pp, pp_rank;
     bool tied;    /* head and embedding share their weight (one rank only) */
     bool drop;    /* norms and activations are recomputed */
+    bool offload; /* whatever is saved waits in host memory (order_offload is the caller's) */
     bool grouped; /* layers are numbered by pairs, as brackets would */
 };
 /* A net and the schedule of its steps. */
@@ -260,6 +261,8 @@ static inline void net_declare(struct net *n, const struct net_opts *o, struct p
         else
             net_cut(n, "out", s + 1, false);
     }
+    if (o->offload)
+        assert_true(graph_offload(&r->g, "*", NULL, INT64_MAX) > 0);
     static const char *const dropped[] = {"norm", "fc1", "qkv", "up"};
     for (int s = 0; o->drop && s < r->g.n_slots; s++)
         for (int d = 0; d < countof(dropped); d++)
@@ -284,7 +287,7 @@ static inline void net_commit(struct net *n)
 
 static inline void net_rubbish(struct net *n)
 {
-    static const enum arena_id rubbish[] = {ARENA_FRAME, ARENA_WORK};
+    static const enum arena_id rubbish[] = {ARENA_FRAME, ARENA_WORK, ARENA_HOST};
     for (int k = 0; k < countof(rubbish); k++)
         if (n->r.m.base[rubbish[k]])
             memset(n->r.m.base[rubbish[k]], 0xFF, (size_t)n->r.m.allocated[rubbish[k]]);

@@ -8,8 +8,9 @@ enum { NODES = 14, MAX_IN = 3, ORDERS = 200 };
 
 struct random_opts {
     uint64_t seed;
-    bool lanes; /* random lanes; otherwise all on one */
-    bool drops; /* random slots are recomputed */
+    bool lanes;   /* random lanes; otherwise all on one */
+    bool drops;   /* random slots are recomputed */
+    bool offload; /* and others wait in host memory */
     bool inplace;
     bool delay_dw;
 };
@@ -60,6 +61,7 @@ static void random_graph(struct rig *r, const struct random_opts *o)
         grads[k] = rig_keep(r, "grad", ARENA_GRAD, 24); /* shared by several nodes, as tied weights are */
     for (int k = 0; k <= NODES; k++) {
         int64_t n = draw(&shape, 2) ? 24 : 8 + 8 * draw(&shape, 5);
+        graph_scope(&r->g, k, "n");
         value[k] = rig_slot(r, "v", n);
         grad_of[k] = rig_slot(r, "dv", n);
     }
@@ -96,12 +98,15 @@ static void random_graph(struct rig *r, const struct random_opts *o)
         rig_uses(r, n.id, PH_REPLAY, fwd, u, n.salt);
         graph_replay(&r->g, n.out, n.id);
         r->g.slots[n.out].dropped = o->drops && draw(&policy, 2);
+        r->g.slots[n.out].offload = o->offload && draw(&policy, 2);
         declare_backward(r, &n, draw(&shape, 2), o->inplace);
     }
     assert_true(used[NODES - 1]);
     int head = rig_node(r, "head", LANE_COMPUTE);
     RIG_USES(r, head, PH_FWD, 0.2, READS(value[NODES]), WRITES(grad_of[NODES]));
+    struct offload_count count;
     assert_ok(schedule_plain(&r->g, o->delay_dw, &r->o, &r->e), &r->e);
+    assert_ok(order_offload(&r->g, &r->o, 0, &count, &r->e), &r->e);
 }
 
 /* One lane, nothing dropped, list order. delay_dw changes the order of additions, so it is an
@@ -124,11 +129,15 @@ static uint64_t plain_result(uint64_t seed, bool delay_dw)
 static void every_schedule_equals_the_plain_one_bit_for_bit(void **state)
 {
     (void)state;
-    int replays = 0, waits = 0, merged = 0, smaller = 0, plans = 0;
+    int replays = 0, waits = 0, merged = 0, smaller = 0, plans = 0, fetches = 0;
     for (uint64_t seed = 1; seed <= 60; seed++) {
-        for (int variant = 0; variant < 4; variant++) {
-            struct random_opts o = {
-                .seed = seed, .lanes = true, .drops = variant & 1, .inplace = variant & 2, .delay_dw = seed & 1};
+        for (int variant = 0; variant < 6; variant++) {
+            struct random_opts o = {.seed = seed,
+                                    .lanes = true,
+                                    .drops = variant & 1,
+                                    .inplace = variant & 2,
+                                    .offload = variant >= 4,
+                                    .delay_dw = seed & 1};
             uint64_t want = plain_result(seed, o.delay_dw);
             struct rig r;
             random_graph(&r, &o);
@@ -144,6 +153,7 @@ static void every_schedule_equals_the_plain_one_bit_for_bit(void **state)
             }
             plans++;
             replays += r.p.n_replays;
+            fetches += r.p.n_fetches;
             waits += r.p.n_waits;
             assert_true(r.p.work_bytes <= r.p.work_unshared_bytes);
             smaller += r.p.work_bytes < r.p.work_unshared_bytes;
@@ -153,8 +163,9 @@ static void every_schedule_equals_the_plain_one_bit_for_bit(void **state)
         }
     }
     /* The graphs must have had something to prove. */
-    print_message("           %d plans: %d replays, %d waits, %d in place\n", plans, replays, waits, merged);
-    assert_true(replays > 500 && waits > 5000 && merged > 20);
+    print_message("           %d plans: %d replays, %d fetches, %d waits, %d in place\n", plans, replays, fetches,
+                  waits, merged);
+    assert_true(replays > 500 && fetches > 300 && waits > 5000 && merged > 20);
     assert_true(4 * smaller > 3 * plans); /* where lanes may overtake each other freely, nothing can be shared */
 }
 

@@ -22,8 +22,11 @@ static void step_net(struct net *n, const struct setup *s, struct post *post)
 {
     struct err e = {0};
     net_declare(n, &s->net, post);
+    struct offload_count count;
     assert_ok(schedule_step(&n->r.g, &s->s, &n->r.o, &e), &e);
+    assert_ok(order_offload(&n->r.g, &n->r.o, 0, &count, &e), &e);
     assert_ok(rig_plan(&n->r), &n->r.e);
+    assert_int_equal(n->r.p.n_fetches, count.slots * s->s.n_mb);
     net_commit(n);
 }
 
@@ -79,8 +82,10 @@ static void compare_with_plain(const struct setup *s, int seeds)
     for (int seed = 0; seed < seeds; seed++) {
         const char *slot = run_ranks(ranks, s->s.pp, (uint64_t)seed, &want, &post);
         if (slot != NULL)
-            fail_msg("pp %d, vpp %d, %d microbatches, overlap %d, delay_dw %d, drop %d, seed %d: %s differs from plain",
-                     s->s.pp, s->s.vpp, s->s.n_mb, s->s.overlap, s->s.delay_dw, s->net.drop, seed, slot);
+            fail_msg(
+                "pp %d, vpp %d, %d microbatches, overlap %d, delay_dw %d, drop %d, offload %d, seed %d: %s differs "
+                "from plain",
+                s->s.pp, s->s.vpp, s->s.n_mb, s->s.overlap, s->s.delay_dw, s->net.drop, s->net.offload, seed, slot);
     }
     for (int r = 0; r < s->s.pp; r++)
         rig_release(&ranks[r].net.r);
@@ -107,23 +112,26 @@ static void every_schedule_equals_plain_bit_for_bit(void **state)
     };
     int schedules = 0;
     for (int k = 0; k < countof(nets); k++)
-        for (int variant = 0; variant < 12; variant++) {
-            struct setup s = {
-                .s = {.pp = nets[k].pp,
-                      .vpp = nets[k].vpp,
-                      .n_mb = nets[k].n_mb,
-                      .overlap = (enum overlap_kind)(variant % 3),
-                      .delay_dw = variant / 3 % 2},
-                .net = {.n_segments = nets[k].n, .pp = nets[k].pp, .drop = variant / 6, .tied = nets[k].pp == 1}};
+        for (int variant = 0; variant < 24; variant++) {
+            struct setup s = {.s = {.pp = nets[k].pp,
+                                    .vpp = nets[k].vpp,
+                                    .n_mb = nets[k].n_mb,
+                                    .overlap = (enum overlap_kind)(variant % 3),
+                                    .delay_dw = variant / 3 % 2},
+                              .net = {.n_segments = nets[k].n,
+                                      .pp = nets[k].pp,
+                                      .drop = variant / 6 % 2,
+                                      .offload = variant / 12,
+                                      .tied = nets[k].pp == 1}};
             memcpy(s.net.segment, nets[k].segment, sizeof s.net.segment);
             s.s.group = nets[k].n_mb == 5 && nets[k].vpp > 1 ? 3 : 0;
             if (s.s.overlap == OVERLAP_EP && s.s.pp > 1 && s.s.vpp == 1)
                 continue;
-            compare_with_plain(&s, nets[k].pp > 1 ? 6 : 12);
+            compare_with_plain(&s, nets[k].pp > 1 || s.net.offload ? 6 : 12);
             schedules++;
         }
     print_message("           %d schedules\n", schedules);
-    assert_true(schedules > 80);
+    assert_true(schedules > 160);
 }
 
 /* With one microbatch and one chunk it is the plain schedule itself; sums keep plain's order under every overlap. */

@@ -120,6 +120,7 @@ static inline void rig_commit(struct rig *r)
 {
     memory_reserve_max(&r->m, ARENA_FRAME, r->p.frame_bytes);
     memory_reserve_max(&r->m, ARENA_WORK, r->p.work_bytes);
+    memory_reserve_max(&r->m, ARENA_HOST, r->p.host_bytes);
     assert_ok(memory_commit(&r->m, &r->dev, &r->e), &r->e);
     assert_ok(plan_bind(&r->p, &r->m, &r->e), &r->e);
     exec_init(&r->x, &r->dev);
@@ -137,7 +138,7 @@ static inline void rig_make(struct rig *r)
 /* One run from gradients of zero and activations of NaN. */
 static inline void rig_run(struct rig *r, bool first_mb)
 {
-    static const enum arena_id rubbish[] = {ARENA_FRAME, ARENA_WORK};
+    static const enum arena_id rubbish[] = {ARENA_FRAME, ARENA_WORK, ARENA_HOST};
     for (int k = 0; k < countof(rubbish); k++)
         if (r->m.base[rubbish[k]])
             memset(r->m.base[rubbish[k]], 0xFF, (size_t)r->m.allocated[rubbish[k]]);

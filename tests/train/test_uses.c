@@ -193,6 +193,10 @@ static const struct row rows[] = {
     {"plan.recompute_granularity", "full", ""},
     {"plan.recompute_block", "1", ""},
     {"plan.recompute_block", "1", "model.mhc_streams=2"},
+    {"plan.offload", "*", ""},
+    {"plan.offload", "*", "plan.offload_min=0"},
+    {"plan.offload_min", "0", ""},
+    {"plan.offload_min", "0", "plan.offload=*"},
     {"plan.fused_experts", "on", ""},
     {"plan.delay_dw", "on", ""},
     {"mhc.kernels", "primitive", "model.mhc_streams=2"},
@@ -228,6 +232,8 @@ static const struct row rows[] = {
 
 /* What the others are about: none of it is read by a layer, and each has a test of its own. */
 static const char *const elsewhere[] = {
+    "plan.fit",
+    "optim.offload", /* tests/sim/test_fit.c, tests/train/test_offload.c */
     /* they say which layers there are */
     "model.pattern",
     "model.attn_ratio",

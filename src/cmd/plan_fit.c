@@ -1,0 +1,99 @@
+/* plan.fit, and the verdict at the end of braid plan: does it fit, and what would? The search is in sim/fit.c. */
+#include "cmd/cmd.h"
+#include "sim/fit.h"
+
+#include <string.h>
+#include <unistd.h>
+
+/* What a GPU keeps for itself beside a plan: contexts of libraries, the largest kernels' local memory. */
+static const double RESERVE = 0x1p30;
+
+static bool on_host(const struct config *c) { return c->run.device != CFG_DEVICE_CUDA; }
+
+/* The memory of the device that a run would use. Whole gibibytes, so that the same machine gives the same answer. */
+static int device_memory(const struct config *c, double *bytes, struct err *e)
+{
+    struct rank_place place = place_alone();
+    struct dev dev = {0};
+    double room;
+    if (on_host(c)) {
+        long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+        room = pages > 0 && page > 0 ? 0.8 * (double)pages * (double)page : 0;
+    } else {
+        TRY(device_open_on(&dev, c, &place, e));
+        room = (double)dev.vt->available(&dev) - RESERVE;
+        dev_close(&dev);
+    }
+    *bytes = 0x1p30 * (double)(int64_t)(room / 0x1p30);
+    return *bytes > 0 ? ST_OK
+                      : err_set(e, ST_UNSUPPORTED, "plan.fit=auto, but the memory of this machine cannot be found out");
+}
+
+/* Host memory that offloaded activations may take: most of this machine's, where the run will be. */
+static double host_memory(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page > 0 ? 0.8 * (double)pages * (double)page : 0;
+}
+
+int cmd_fit(struct config *c, struct buf *out, struct err *e)
+{
+    bool automatic = strcmp(c->plan.fit, "auto") == 0;
+    struct fit_opts o = {.counts_host = on_host(c)};
+    struct machine m = machine_h200();
+    struct fit f;
+    char need[32], have[32];
+    if (strcmp(c->plan.fit, "off") == 0)
+        return ST_OK;
+    if (automatic) {
+        TRY(device_memory(c, &o.budget, e));
+        o.host = host_memory();
+    } else if (!config_memory(c->plan.fit, &o.budget)) {
+        return err_set(e, ST_USAGE, "plan.fit=%s is no amount of memory", c->plan.fit);
+    }
+    int st = fit_search(&f, c, &m, &o, e);
+    if (st == ST_OK && f.n == 0) {
+        struct buf options;
+        buf_init(&options, 0);
+        fit_options(&f.smallest, c, &options);
+        st = err_set(e, ST_NOMEM,
+                     "plan.fit=%s: no plan of this model fits into %s; the smallest memory that works is %s",
+                     c->plan.fit, human_bytes(o.budget, have, sizeof have),
+                     human_bytes((double)f.smallest.bytes, need, sizeof need));
+        err_hint(e, "with%s", options.len > 0 ? options.text : " the options as they are");
+        buf_release(&options);
+    }
+    if (st == ST_OK && out != NULL)
+        fit_print(&f, c, &o, out);
+    if (st == ST_OK)
+        st = fit_apply(&f.row[0], c, e);
+    fit_release(&f);
+    return st;
+}
+
+/* Looking for a change means a hundred plans: only where one of them takes no time. */
+int plan_verdict(const struct config *c, const char *memory, const struct trainer *t, struct buf *out, struct err *e)
+{
+    enum { FEW_STEPS = 6000 };
+    struct fit_opts o = {.budget = 80e9, .counts_host = on_host(c), .keep_micro = true};
+    struct machine m = machine_h200();
+    struct fit f;
+    const struct memory *mem = &t->model.mem;
+    int64_t bytes = memory_total(mem, mem->planned, false);
+    char text[32];
+    if (memory != NULL && !config_memory(memory, &o.budget))
+        return err_set(e, ST_USAGE, "--memory=%s is no amount of memory such as 80 or 74GiB", memory);
+    bytes += o.counts_host ? memory_total(mem, mem->planned, true) : 0;
+    if ((double)bytes <= o.budget || t->train.p.n_steps > FEW_STEPS || t->model.mesh.world > 1) {
+        bool fits = (double)bytes <= o.budget;
+        buf_addf(out, "\nfits %.3g GB: %s (%s%s)%s\n", o.budget * 1e-9, fits ? "yes" : "no",
+                 human_bytes((double)bytes, text, sizeof text), t->model.mesh.world > 1 ? " on rank 0" : "",
+                 fits ? "" : "; --plan.fit=MEMORY looks for a plan that does");
+        return ST_OK;
+    }
+    TRY(fit_search(&f, c, &m, &o, e));
+    buf_add(out, "\n");
+    fit_verdict(&f, c, &o, out);
+    fit_release(&f);
+    return ST_OK;
+}
