@@ -375,7 +375,7 @@ static bool same_train(const struct machine *m, const struct shape *a, const str
     return a->pp == b->pp && a->vpp == b->vpp && a->ep == b->ep && least->gpus / least->pp / least->ep >= m->gpus;
 }
 
-static bool is_refusal(int st) { return st == ST_USAGE || st == ST_INVALID || st == ST_UNSUPPORTED; }
+static bool is_refusal(int st) { return st == ST_USAGE || st == ST_INVALID; }
 
 /* Every schedule that the mesh allows; the first refusal is the error where it allows none. */
 static int predict_schedules(struct config *c, const struct machine *m, struct found *train, struct err *e)

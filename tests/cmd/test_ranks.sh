@@ -37,6 +37,10 @@ ok "SIGTERM ends all ranks with exit code 130" test $? -eq 130
 ok "once" test "$(grep -c 'stopped after step [0-9]* of 2000; a checkpoint was saved' "$dir/err")" -eq 1
 ok "the checkpoint is whole" prints 'ok, step' "$BRAID" ckpt verify "$dir/stop"
 
+# ---- processes that read each other's memory, as ranks on one GPU do --------------------------------------------------
+shared() { DEVICE=cpu ONLY='PP2 VPP2 EP2 overlap' "$root/tests/gpu/ranks.sh" "$BRAID"; }
+ok "a mesh of four processes over ipc has losses, bits and memory of thread ranks" prints '^1 passed, 0 failed' shared
+
 # ---- processes ---------------------------------------------------------------------------------------------------------
 if ! command -v mpirun >/dev/null || "$BRAID" train "$tiny" --parallel.comm=mpi 2>&1 | grep -q 'built without MPI'; then
     echo "skipped: no mpirun, or built without MPI"

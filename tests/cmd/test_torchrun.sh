@@ -49,6 +49,9 @@ ok "the same bits as two threads" same "$dir/two" "$dir/beside"
 export TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=this
 ok "an agent that says it holds the port" launched --run.dir="$dir/agent"
 ok "the same bits again" same "$dir/two" "$dir/agent"
+ok "ranks that read each other's memory" launched --parallel.comm=ipc --run.dir="$dir/ipc"
+ok "give the same bits too" same "$dir/two" "$dir/ipc"
+ok "without a launcher there are none" fails 2 'parallel.comm=ipc' train --parallel.comm=ipc --parallel.ranks=2
 unset TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RUN_ID
 if command -v perl >/dev/null; then
     ok "a listener that never answers holds the port" hold_by_perl
