@@ -88,10 +88,7 @@ static void hold_stop_signals(void)
     pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
-static int64_t allocated(const struct trainer *t)
-{
-    return memory_total(&t->model.mem, t->model.mem.allocated, false);
-}
+static int64_t allocated(const struct trainer *t) { return memory_total(&t->model.mem, t->model.mem.allocated, false); }
 
 /* What each rank took, as `braid plan` lists it. Every rank calls it. */
 static int memory_of_ranks(const struct trainer *t, struct buf *out, struct err *e)

@@ -535,7 +535,8 @@ const struct option config_options[] = {
         "Activations that wait in host memory from their last use in the forward pass to the first in the backward "
         "pass: a comma list of slot names, of globs such as joint.stream or *, of Megatron's names (attn_norm, "
         "mlp_norm, qkv_linear, core_attn, attn_proj, expert_fc1, moe_act). NAME:12 means the first 12 layers only. "
-        "What plan.recompute drops is recomputed, not offloaded. Copies run beside computing, as fast as the link to the "
+        "What plan.recompute drops is recomputed, not offloaded. Copies run beside computing, as fast as the link to "
+        "the "
         "host. Results stay bit for bit the same.")),
     ROW(plan.offload_min, "1048576", OPT_RUN, RANGE(0, 1e15), ALIAS("min-offloaded-tensor-size"), HELP(
         "plan.offload leaves slots of fewer elements on the device.")),

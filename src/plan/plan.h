@@ -26,8 +26,8 @@ void order_release(struct order *o);
  * gradients is that of two units. An order in which a gradient changes after its reduction is refused. */
 int order_prefetch(const struct graph *g, struct order *o, struct err *e);
 /* Offload (offload.c): slots that graph_offload() marked, that are saved and have at least min_elems elements are
- * copied to host memory when they are complete, and back while the layer before computes its backward pass. Call it last: it
- * adds nodes, slots and entries. */
+ * copied to host memory when they are complete, and back while the layer before computes its backward pass. Call it
+ * last: it adds nodes, slots and entries. */
 struct offload_count {
     int named, slots;      /* marked; offloaded */
     int recomputed, small; /* of those that stay: dropped anyway; too small. The others are not saved */
