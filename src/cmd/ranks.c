@@ -116,8 +116,11 @@ int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r,
     struct world *w = NULL;
     int st;
     if (r->kind == COMM_SELF && r->ranks == 1) {
-        struct rank_place alone = place_alone();
-        st = fn(&alone, ctx, e);
+        /* Sizes that one rank cannot have are refused, not passed over. */
+        struct rank_place alone = place_alone(), asked;
+        st = place_on_paper(&asked, c, 0, e);
+        if (st == ST_OK)
+            st = fn(&alone, ctx, e);
     } else if (r->kind == COMM_THREADS) {
         st = world_threads(&o, rank_main, &j, e);
     } else {

@@ -197,6 +197,8 @@ struct mesh {
     struct comm *dp_comm;                      /* dp x cp: the ranks with the same slices of dense weights */
     struct comm *stage_comm;                   /* tp x cp x dp; dp_comm where tp is 1 */
     struct comm *tp_comm, *cp_comm, *etp_comm; /* NULL where the size is 1 */
+    int kv_ranks;                              /* tensor-parallel ranks that share one group of keys and values */
+    struct comm *kv_comm;                      /* these; NULL for one */
     struct comm *batch_comm; /* tp x cp: the ranks that divide the tokens of one microbatch; NULL for one */
     struct comm *ends_comm;  /* first and last stage of this column, where embeddings are shared; NULL elsewhere */
     int64_t ep_rows;         /* rows a buffer between two ranks of ep_comm holds; 0: by parallel.ep_capacity */
@@ -207,7 +209,7 @@ struct mesh_sizes {
     int pp, vpp, ep;               /* 1 or more */
     int first_layers, last_layers; /* 0: an even share */
     int zero;                      /* 0 .. 3 */
-    int tp, cp, etp;               /* 0 counts as 1 */
+    int tp, cp, etp, kv_ranks;     /* 0 counts as 1 */
     bool loop_dp;                  /* a loop plays the exchanges of copies, not those of experts */
 };
 /* Pure: the place of a rank; refuses numbers that do not divide, naming the option. */

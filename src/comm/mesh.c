@@ -6,8 +6,17 @@
 
 struct mesh mesh_alone(void)
 {
-    return (struct mesh){
-        .world = 1, .tp = 1, .cp = 1, .dp = 1, .stage = 1, .pp = 1, .vpp = 1, .etp = 1, .ep = 1, .edp = 1};
+    return (struct mesh){.world = 1,
+                         .tp = 1,
+                         .cp = 1,
+                         .dp = 1,
+                         .stage = 1,
+                         .pp = 1,
+                         .vpp = 1,
+                         .etp = 1,
+                         .ep = 1,
+                         .edp = 1,
+                         .kv_ranks = 1};
 }
 
 /* Sizes that tests and callers leave out count as one. */
@@ -57,6 +66,7 @@ int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, 
                        .cp = cp,
                        .dp = stage / (tp * cp),
                        .stage = stage,
+                       .kv_ranks = size_of(s->kv_ranks),
                        .etp = etp,
                        .ep = s->ep,
                        .edp = stage / (etp * s->ep),
@@ -112,6 +122,8 @@ static int open_stage(struct mesh *m, struct world *w, struct err *e)
     m->batch_comm = m->tp > 1 ? m->tp_comm : m->cp_comm;
     if (m->tp > 1 && m->cp > 1)
         TRY(open_line(w, "batch", stage + m->dp_rank * inner, 1, inner, &m->batch_comm, e));
+    if (m->kv_ranks > 1)
+        TRY(open_line(w, "kv", m->rank - m->tp_rank % m->kv_ranks, 1, m->kv_ranks, &m->kv_comm, e));
     if (m->etp > 1)
         TRY(open_line(w, "etp", m->rank - m->etp_rank, 1, m->etp, &m->etp_comm, e));
     TRY(open_line(w, "ep", stage + m->edp_rank * experts + m->etp_rank, m->etp, m->ep, &m->ep_comm, e));
@@ -145,6 +157,7 @@ void mesh_close(struct mesh *m)
     comm_close(m->edp_comm);
     comm_close(m->ep_comm);
     comm_close(m->etp_comm);
+    comm_close(m->kv_comm);
     if (m->batch_comm != m->tp_comm && m->batch_comm != m->cp_comm)
         comm_close(m->batch_comm);
     comm_close(m->cp_comm);
@@ -153,7 +166,7 @@ void mesh_close(struct mesh *m)
         comm_close(m->stage_comm);
     comm_close(m->dp_comm);
     m->all = m->dp_comm = m->stage_comm = m->tp_comm = m->cp_comm = m->batch_comm = NULL;
-    m->etp_comm = m->ep_comm = m->edp_comm = m->pp_comm = m->ends_comm = NULL;
+    m->kv_comm = m->etp_comm = m->ep_comm = m->edp_comm = m->pp_comm = m->ends_comm = NULL;
 }
 
 /* ---- copies of a parameter ------------------------------------------------------------------- */

@@ -383,7 +383,6 @@ static bool fit_malformed(const struct config *c)
 /* Every microbatch of every virtual stage would gather its weights anew. */
 static bool zero3_with_stages(const struct config *c) { return c->parallel.zero > 2 && c->parallel.pp > 1; }
 
-static bool tensor_parallel(const struct config *c) { return c->parallel.tp > 1; }
 static bool chunks_uneven(const struct config *c) { return c->train.seq % c->parallel.cp != 0; }
 static bool layers_need_the_sequence(const struct config *c)
 {
@@ -396,6 +395,11 @@ static bool layers_need_the_sequence(const struct config *c)
 }
 static bool routes_of_parts(const struct config *c) { return c->parallel.cp > 1 && c->train.replay_routes[0] != '\0'; }
 static bool capacity_of_parts(const struct config *c) { return c->parallel.cp > 1 && c->model.router_capacity > 0; }
+static bool adapters_divided(const struct config *c) { return c->parallel.tp > 1 && c->lora.rank > 0; }
+static bool codes_divided(const struct config *c)
+{
+    return c->parallel.tp > 1 && c->gpu.precision == CFG_PRECISION_FP8;
+}
 static bool expert_tensor_parallel(const struct config *c) { return c->parallel.etp > 1; }
 
 /* Codes are made from whole weights once per step. */
@@ -406,7 +410,6 @@ static bool zero3_with_codes(const struct config *c)
 
 /* clang-format off */
 static const struct rule general_rules[] = {
-    {"tp-not-built", tensor_parallel, "tensor parallelism is not built yet; use parallel.tp = 1", {"parallel.tp"}},
     {"cp-divides-the-sequence", chunks_uneven,
      "train.seq must be a multiple of parallel.cp, the ranks that share a sequence",
      {"train.seq", "parallel.cp"}},
@@ -420,6 +423,11 @@ static const struct rule general_rules[] = {
     {"cp-without-replayed-routes", routes_of_parts,
      "train.replay_routes reads the choices of whole sequences, which parallel.cp divides; use parallel.cp = 1",
      {"train.replay_routes", "parallel.cp"}},
+    {"lora-without-tp", adapters_divided,
+     "adapters of layers that parallel.tp divides are not built; use parallel.tp = 1", {"lora.rank", "parallel.tp"}},
+    {"fp8-without-tp", codes_divided,
+     "FP8 codes of layers that parallel.tp divides are not built; use gpu.precision = bf16 or parallel.tp = 1",
+     {"gpu.precision", "parallel.tp"}},
     {"etp-not-built", expert_tensor_parallel,
      "tensor parallelism of experts is not built yet; use parallel.etp = 1", {"parallel.etp"}},
     {"zero3-without-codes", zero3_with_codes,

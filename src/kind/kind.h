@@ -117,6 +117,7 @@ struct core_kind {
     bool has_experts;      /* parallel.ep distributes its experts over ranks */
     bool divides_sequence; /* works on a part of every sequence, as a rank of parallel.cp has it */
     bool fills;            /* the layers that model.attn_ratio and model.mlp_ratio leave */
+    bool by_row;           /* treats every row by itself, so tensor-parallel ranks keep their share of the rows in it */
     struct kind_options options;
     struct kind_keys keys;
     struct recompute_group recompute[KIND_MAX_GROUPS];

@@ -7,6 +7,10 @@
  *   o    [T, H D], lse       = attention(q, k, v)
  *   og   [T, H D]            = o * sigmoid(gate) only with the output gate
  *   f    [T, hidden]         = og Wo^T + b
+ * Tensor parallelism divides heads, each with the kv head it reads. Where there are fewer kv heads than ranks, R of them
+ * share one: each projects D / R channels of its key and value, and they gather them,
+ *   part [T, 2 D / R], kv [T, 2 D] = [k | v]     nodes kv_parts and kv
+ * so that no rank holds a copy of another's weights.
  * Nodes: qkv, core, proj. core's backward writes the gradient of the whole qkv row: gate first, then
  * attention, then rotation and norm undone in place.
  * With parallel.cp a row is [k | v] for other ranks in between, and core's queries see the rows of all tokens up to
@@ -16,8 +20,11 @@
  * Nodes: qkv, kv_own, kv, core, proj. core's backward writes dq (with the gate) and dkv_all; that of kv_own puts the
  * row of dqkv together and undoes rotation and norm. */
 #include "layers/context.h"
+#include "layers/shard.h"
 #include "ops/attention/attention.h"
 #include "ops/cache/cache.h"
+#include "ops/colsum/colsum.h"
+#include "ops/dropout/dropout.h"
 #include "ops/gate/gate.h"
 #include "ops/gemm/gemm.h"
 #include "ops/rmsnorm/rmsnorm.h"
@@ -33,9 +40,13 @@ struct attention {
     double scale, eps;
     bool rope, interleaved, zero_centered, sink_zero;
     bool qk_norm, row_norm; /* row_norm: of all heads together */
+    /* Tensor-parallel ranks that share one kv head, and the channels of it that each projects; 1 and 0: heads are whole.
+     * Otherwise keys and values are columns of kv, not of qkv. */
+    int64_t kv_ranks, part;
 };
 
 struct attention_slots {
+    slot_id row, drow, part, dpart, kn; /* where ranks share a kv head: [k | v], a rank's part of it, normed keys */
     slot_id qkv, qk, rstd_q, rstd_k, o, og, lse, dqkv, dog, dout;
     slot_id cos, sin, pos, doc_start, start, k_cache, v_cache;
     struct weight q_norm, k_norm, sink;
@@ -83,6 +94,15 @@ static struct tensor gate(const struct attention *m, struct tensor qkv)
 {
     return tensor_cols(&qkv, m->gate_at, m->heads * m->dim);
 }
+/* The row that keys and values are columns of, and its gradient. */
+static struct tensor kv_row(const struct graph *g, const struct attention *m, const struct attention_slots *s)
+{
+    return of(g, m->kv_ranks > 1 ? s->row : s->qkv);
+}
+static struct tensor dkv_row(const struct graph *g, const struct attention *m, const struct attention_slots *s)
+{
+    return of(g, m->kv_ranks > 1 ? s->drow : s->dqkv);
+}
 static struct tensor heads(const struct attention *m, struct tensor o)
 {
     return batched(m, tensor_split_last(&o, m->heads, m->dim));
@@ -96,7 +116,9 @@ static struct tensor query(const struct graph *g, const struct attention *m, con
 
 static struct tensor keys(const struct graph *g, const struct attention *m, const struct attention_slots *s)
 {
-    return m->qk_norm ? heads_of(m, of(g, s->qk), m->heads * m->dim, m->kv_heads) : raw_keys(m, of(g, s->qkv));
+    if (m->qk_norm && m->kv_ranks > 1)
+        return heads_of(m, of(g, s->kn), 0, m->kv_heads);
+    return m->qk_norm ? heads_of(m, of(g, s->qk), m->heads * m->dim, m->kv_heads) : raw_keys(m, kv_row(g, m, s));
 }
 
 static struct tensor doc_view(const struct graph *g, const struct attention *m, slot_id doc)
@@ -107,14 +129,16 @@ static struct tensor doc_view(const struct graph *g, const struct attention *m, 
 
 /* ---- declaration ----------------------------------------------------------------------------- */
 
-static void set_sizes(const struct build *b, struct attention *m)
+/* Sizes on one of so many ranks that share the heads. */
+static void set_sizes(const struct build *b, struct attention *m, int64_t ranks)
 {
     const struct config_model *c = &b->cfg->model;
     int64_t number = b->number;
     *m = (struct attention){.batch = b->batch,
                             .seq = b->seq,
-                            .heads = c->heads,
-                            .kv_heads = c->kv_heads,
+                            .heads = c->heads / ranks,
+                            .kv_heads = c->kv_heads / ranks,
+                            .kv_ranks = 1,
                             .dim = c->head_dim,
                             .scale = c->softmax_scale,
                             .eps = c->norm_eps,
@@ -131,6 +155,14 @@ static void set_sizes(const struct build *b, struct attention *m)
     m->k_at = c->attn_gate ? 2 * q : q;
     m->v_at = m->k_at + kv;
     m->width = m->v_at + kv;
+    if (ranks <= c->kv_heads || ranks % c->kv_heads != 0)
+        return;
+    m->kv_heads = 1;
+    m->kv_ranks = ranks / c->kv_heads;
+    m->part = m->dim / m->kv_ranks;
+    m->width = m->k_at; /* of queries and gates alone */
+    m->k_at = 0;
+    m->v_at = m->dim;
 }
 
 static struct row_layout by_group(const struct attention *m)
@@ -173,14 +205,18 @@ static int declare_tables(struct build *b, struct attention_slots *s)
     return b->g->err.code;
 }
 
-/* Sections q, gate, k, v; a rank takes whole groups of query heads with the keys and values they read. */
-static void split_rows(const struct attention *m, struct param *p)
+/* Sections q, gate, k, v; a rank takes whole groups of query heads with the keys and values they read, or channels of
+ * one where it shares it. */
+static void split_rows(const struct attention *m, struct param *p, int64_t ranks)
 {
+    bool shared = ranks > m->kv_heads && ranks % m->kv_heads == 0;
+    enum split_unit unit = shared ? UNIT_CHANNELS : UNIT_GROUPS;
+    int64_t units = shared ? m->kv_heads * m->dim : m->kv_heads;
     param_split_section(p, 0, m->heads * m->dim, UNIT_HEADS, m->heads);
     if (m->gate_at >= 0)
         param_split_section(p, 0, m->heads * m->dim, UNIT_HEADS, m->heads);
-    param_split_section(p, 0, m->kv_heads * m->dim, UNIT_GROUPS, m->kv_heads);
-    param_split_section(p, 0, m->kv_heads * m->dim, UNIT_GROUPS, m->kv_heads);
+    param_split_section(p, 0, m->kv_heads * m->dim, unit, units);
+    param_split_section(p, 0, m->kv_heads * m->dim, unit, units);
 }
 
 static void declare_params(struct build *b, const struct attention *m, struct attention_slots *s, struct weight *wqkv,
@@ -197,8 +233,8 @@ static void declare_params(struct build *b, const struct attention *m, struct at
         param_vector("self_attention.k_layernorm.weight", m->row_norm ? m->kv_heads * m->dim : m->dim, gain);
     struct param sink = param_vector("self_attention.core_attention.softmax_offset", m->heads, INIT_ZERO);
     p.rows = pb.rows = by_group(m);
-    split_rows(m, &p);
-    split_rows(m, &pb);
+    split_rows(m, &p, b->mesh->tp);
+    split_rows(m, &pb, b->mesh->tp);
     param_split(&o, 1, UNIT_HEADS, m->heads);
     param_split(&sink, 0, UNIT_HEADS, m->heads);
     param_replicate(&ob, GRAD_OVER_TOKENS);
@@ -232,8 +268,14 @@ static slot_id declare_rstd(struct build *b, const struct attention *m, const ch
 static void declare_slots(struct build *b, const struct attention *m, struct attention_slots *s)
 {
     int64_t o_cols = m->heads * m->dim;
+    bool parts = m->kv_ranks > 1;
     s->qkv = build_real(b, "qkv", b->rows, m->width);
-    s->qk = m->qk_norm ? build_real(b, "qk", b->rows, (m->heads + m->kv_heads) * m->dim) : NO_SLOT;
+    s->qk = m->qk_norm ? build_real(b, "qk", b->rows, (m->heads + (parts ? 0 : m->kv_heads)) * m->dim) : NO_SLOT;
+    s->part = parts ? build_real(b, "kv_part", b->rows, 2 * m->part) : NO_SLOT;
+    s->dpart = parts ? build_grad(b, "dkv_part", b->rows, 2 * m->part) : NO_SLOT;
+    s->row = parts ? build_real(b, "kv", b->rows, 2 * m->dim) : NO_SLOT;
+    s->kn = parts && m->qk_norm ? build_real(b, "kn", b->rows, m->dim) : NO_SLOT;
+    s->drow = parts ? build_grad(b, "dkv", b->rows, 2 * m->dim) : NO_SLOT;
     s->rstd_q = m->qk_norm ? declare_rstd(b, m, "rstd_q", m->heads) : NO_SLOT;
     s->rstd_k = m->qk_norm ? declare_rstd(b, m, "rstd_k", m->kv_heads) : NO_SLOT;
     s->o = build_real(b, "o", b->rows, o_cols);
@@ -284,6 +326,76 @@ static void declare_rotation(struct graph *g, int n, const struct attention *m, 
              .interleaved = m->interleaved);
 }
 
+/* ---- ranks that share a kv head -------------------------------------------------------------- */
+
+/* The projection in two products: of queries and gates, and of this rank's channels of keys and values. */
+static void declare_parts(struct build *b, const struct attention *m, const struct attention_slots *s,
+                          const struct core_io *io, struct weight weight, struct weight bias)
+{
+    struct graph *g = b->g;
+    int n = graph_node(g, "qkv", LANE_COMPUTE, NULL);
+    struct tensor h = of(g, io->h), w = of(g, weight.w), dw = of(g, weight.dw), b1 = of(g, bias.w), db = of(g, bias.dw);
+    const struct {
+        slot_id y, dy;
+        int64_t first, rows;
+    } half[] = {{s->qkv, s->dqkv, 0, m->width}, {s->part, s->dpart, m->width, 2 * m->part}};
+    for (int i = 0; i < countof(half); i++)
+        GRAPH_OP(g, n, PH_FWD, gemm, .a = h, .b = tensor_rows(&w, half[i].first, half[i].rows), .c = of(g, half[i].y),
+                 .bias = b1.data != NULL ? tensor_rows(&b1, half[i].first, half[i].rows) : b1, .trans_b = true,
+                 .alpha = 1);
+    if (m->rope || m->qk_norm)
+        declare_rotation(g, n, m, s, raw_query(m, of(g, s->qkv)), query(g, m, s), s->q_norm.w, s->rstd_q);
+    double flops = 2 * (double)b->rows * (double)b->cfg->model.hidden * (double)(m->width + 2 * m->part);
+    graph_cost(g, n, PH_FWD, flops, 0);
+    if (!training(b))
+        return;
+    graph_again(g, n, s->qkv);
+    graph_again(g, n, s->part);
+    graph_again(g, n, s->qk);
+    for (int i = 0; i < countof(half); i++) {
+        struct tensor dy = of(g, half[i].dy);
+        GRAPH_OP(g, n, PH_BWD, gemm, .a = dy, .b = tensor_rows(&w, half[i].first, half[i].rows), .c = of(g, io->dh),
+                 .alpha = 1);
+        GRAPH_OP(g, n, PH_DW, gemm, .a = dy, .b = h, .c = tensor_rows(&dw, half[i].first, half[i].rows),
+                 .trans_a = true, .alpha = 1);
+        if (db.data != NULL)
+            GRAPH_OP(g, n, PH_DW, colsum, .x = dy, .out = tensor_rows(&db, half[i].first, half[i].rows));
+    }
+    graph_cost(g, n, PH_BWD, flops, 0);
+    graph_cost(g, n, PH_DW, flops, 0);
+}
+
+/* Channels of all ranks into the row [k | v], or those of its gradient apart again. */
+static void move_channels(struct graph *g, int n, enum phase_id ph, const struct attention *m, int64_t rows,
+                          struct tensor parts, struct tensor row)
+{
+    for (int64_t k = 0; k < 2 * m->kv_ranks; k++) {
+        int64_t rank = k / 2, of_v = k % 2;
+        struct tensor block = tensor_rows(&parts, rank * rows, rows),
+                      part = tensor_cols(&block, of_v * m->part, m->part),
+                      cols = tensor_cols(&row, of_v * m->dim + rank * m->part, m->part);
+        if (ph == PH_FWD)
+            GRAPH_OP(g, n, ph, dropout, .x = part, .y = cols);
+        else
+            GRAPH_OP(g, n, ph, dropout, .x = cols, .y = part);
+    }
+}
+
+static void declare_shared_kv(struct build *b, const struct attention *m, const struct attention_slots *s)
+{
+    struct graph *g = b->g;
+    struct gathered parts = shard_gather_kv(b, "kv_parts", s->part, s->dpart);
+    int n = graph_node(g, "kv", LANE_COMPUTE, NULL);
+    move_channels(g, n, PH_FWD, m, b->rows, of(g, parts.x), of(g, s->row));
+    if (m->rope || m->qk_norm)
+        declare_rotation(g, n, m, s, raw_keys(m, of(g, s->row)), keys(g, m, s), s->k_norm.w, s->rstd_k);
+    if (!training(b))
+        return;
+    graph_again(g, n, s->row);
+    graph_again(g, n, s->kn);
+    move_channels(g, n, PH_BWD, m, b->rows, of(g, parts.dx), of(g, s->drow));
+}
+
 static void declare_qkv(struct build *b, const struct attention *m, const struct attention_slots *s,
                         const struct core_io *io, struct weight w, struct weight bias)
 {
@@ -310,7 +422,7 @@ static void declare_qkv(struct build *b, const struct attention *m, const struct
 static void declare_core_fwd(struct build *b, int n, const struct attention *m, const struct attention_slots *s)
 {
     struct graph *g = b->g;
-    struct tensor qkv = of(g, s->qkv), k = batched(m, keys(g, m, s)), v = values(m, qkv);
+    struct tensor qkv = of(g, s->qkv), k = batched(m, keys(g, m, s)), v = values(m, kv_row(g, m, s));
     if (s->k_cache != NO_SLOT) {
         GRAPH_OP(g, n, PH_FWD, cache_store, .x = k, .cache = of(g, s->k_cache), .start = of(g, s->start));
         GRAPH_OP(g, n, PH_FWD, cache_store, .x = v, .cache = of(g, s->v_cache), .start = of(g, s->start));
@@ -352,23 +464,24 @@ static void declare_core_bwd(struct build *b, int n, const struct attention *m, 
     struct graph *g = b->g;
     const struct context_rows *r = &s->kv;
     bool far = s->divided;
-    struct tensor qkv = of(g, s->qkv), dqkv = of(g, far ? s->dq : s->dqkv);
+    struct tensor qkv = of(g, s->qkv), dqkv = of(g, far ? s->dq : s->dqkv), kv = kv_row(g, m, s),
+                  dkv = m->kv_ranks > 1 ? dkv_row(g, m, s) : dqkv;
     if (m->gate_at >= 0)
         GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, s->dog), .x = of(g, s->o), .g = gate(m, qkv), .dx = of(g, s->dout),
                  .dg = gate(m, dqkv));
     GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = heads(m, of(g, m->gate_at >= 0 ? s->dout : s->dog)),
              .q = batched(m, query(g, m, s)), .k = far ? gathered(m, r, of(g, r->all), 0) : batched(m, keys(g, m, s)),
-             .v = far ? gathered(m, r, of(g, r->all), 1) : values(m, qkv), .o = heads(m, of(g, s->o)),
+             .v = far ? gathered(m, r, of(g, r->all), 1) : values(m, kv), .o = heads(m, of(g, s->o)),
              .lse = of(g, s->lse), .sink = of(g, s->sink.w), .doc_start = doc_view(g, m, s->doc_start),
              .dq = batched(m, raw_query(m, dqkv)),
-             .dk = far ? gathered(m, r, of(g, r->dall), 0) : batched(m, raw_keys(m, dqkv)),
-             .dv = far ? gathered(m, r, of(g, r->dall), 1) : values(m, dqkv), .dsink = of(g, s->sink.dw),
+             .dk = far ? gathered(m, r, of(g, r->dall), 0) : batched(m, raw_keys(m, dkv)),
+             .dv = far ? gathered(m, r, of(g, r->dall), 1) : values(m, dkv), .dsink = of(g, s->sink.dw),
              .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero, .drop = attention_dropout(b));
     if (far || (!m->rope && !m->qk_norm))
         return;
-    struct tensor dq = raw_query(m, dqkv), dk = raw_keys(m, dqkv);
+    struct tensor dq = raw_query(m, dqkv), dk = raw_keys(m, dkv);
     declare_unrotation(g, n, m, s, dq, dq, raw_query(m, qkv), &s->q_norm, s->rstd_q);
-    declare_unrotation(g, n, m, s, dk, dk, raw_keys(m, qkv), &s->k_norm, s->rstd_k);
+    declare_unrotation(g, n, m, s, dk, dk, raw_keys(m, kv), &s->k_norm, s->rstd_k);
 }
 
 /* Rows for other ranks, from k and v; in the backward pass the row of dqkv, from dq and the sums of all ranks. */
@@ -418,17 +531,24 @@ static void declare_core(struct build *b, const struct attention *m, const struc
 
 static int attention_declare(struct build *b, struct core_io *io)
 {
-    struct attention sizes, *m = &sizes;
-    set_sizes(b, m);
+    struct attention whole, sizes, *m = &sizes;
+    set_sizes(b, &whole, 1);
+    set_sizes(b, m, b->mesh->tp);
     struct attention_slots s = {.cos = NO_SLOT, .sin = NO_SLOT};
     struct weight wqkv, bqkv, wo, bo;
     graph_scope(b->g, b->layer, "attn");
     if (m->rope)
         TRY(declare_tables(b, &s));
-    declare_params(b, m, &s, &wqkv, &bqkv, &wo, &bo);
+    declare_params(b, &whole, &s, &wqkv, &bqkv, &wo, &bo);
+    TRY(b->g->err.code);
     declare_slots(b, m, &s);
     io->f = build_real(b, "out", b->rows, b->cfg->model.hidden);
-    declare_qkv(b, m, &s, io, wqkv, bqkv);
+    if (m->kv_ranks > 1) {
+        declare_parts(b, m, &s, io, wqkv, bqkv);
+        declare_shared_kv(b, m, &s);
+    } else {
+        declare_qkv(b, m, &s, io, wqkv, bqkv);
+    }
     if (s.divided)
         declare_kv(b, m, &s);
     declare_core(b, m, &s);
@@ -441,7 +561,8 @@ static int attention_declare(struct build *b, struct core_io *io)
                                     .w = wo,
                                     .bias = bo,
                                     .in = m->heads * m->dim,
-                                    .out = b->cfg->model.hidden});
+                                    .out = b->cfg->model.hidden,
+                                    .summed = true});
     return b->g->err.code;
 }
 
@@ -476,6 +597,14 @@ static bool not_all_biases(const struct config *c) { return !c->model.bias; }
 
 static bool has_attention(const struct config *c) { return strchr(c->model.pattern, '*') != NULL; }
 static bool heads_do_not_divide_hidden(const struct config *c) { return has_attention(c) && c->model.head_dim == 0; }
+static bool shared_keys_divided(const struct config *c)
+{
+    return has_attention(c) && c->parallel.cp > 1 && c->parallel.tp > c->model.kv_heads;
+}
+static bool row_norm_divided(const struct config *c)
+{
+    return has_attention(c) && c->parallel.tp > 1 && c->model.qk_norm == CFG_QK_NORM_ROW;
+}
 static bool kv_heads_do_not_divide_heads(const struct config *c)
 {
     return has_attention(c) && c->model.heads % c->model.kv_heads != 0;
@@ -559,6 +688,13 @@ static const struct option_use attention_uses[] = {
     {"model.no_rope_freq", no_rope_reaches, "rotary embedding, and as many attention layers as it counts to"},
 };
 static const struct rule attention_rules[] = {
+    {"shared-keys-without-cp", shared_keys_divided,
+     "several ranks of parallel.tp share keys and values where it is above model.kv_heads, which is not built for "
+     "parallel.cp above 1",
+     {"parallel.tp", "model.kv_heads", "parallel.cp"}},
+    {"row-norm-without-tp", row_norm_divided,
+     "model.qk_norm = row takes one norm over all heads, which parallel.tp divides; use parallel.tp = 1",
+     {"model.qk_norm", "parallel.tp"}},
     {"heads-divide-hidden", heads_do_not_divide_hidden,
      "model.hidden must be a multiple of model.heads unless model.head_dim is set",
      {"model.hidden", "model.heads", "model.head_dim"}},

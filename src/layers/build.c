@@ -1,5 +1,7 @@
 /* What layers call while they declare themselves: weights, slots, tables, the linear block. */
+#include "layers/shard.h"
 #include "layers/unit.h"
+#include "ops/attention/attention.h"
 #include "ops/colsum/colsum.h"
 #include "ops/gemm/gemm.h"
 #include "ops/layernorm/layernorm.h"
@@ -60,7 +62,8 @@ struct weight build_weight(struct build *b, const struct param *decl)
     p.key = key;
     p.layer = b->prefix[0] ? b->layer : -1;
     set_group(b, &p);
-    if (b->g->err.code != ST_OK || param_add(b->params, &p, &index, &is_new, &b->g->err) != ST_OK)
+    if (b->g->err.code != ST_OK || shard_param(b, &p) != ST_OK ||
+        param_add(b->params, &p, &index, &is_new, &b->g->err) != ST_OK)
         return no_weight();
     struct param_entry *row = &b->params->list[index];
     if (is_new) {
@@ -201,6 +204,37 @@ static struct linear_cost linear_cost(const struct build *b, const struct linear
                                 (double)dtype_bytes(b->dev->real) * (rows * in + rows * out + in * out)};
 }
 
+/* Where several ranks add up what they have, each adds the bias to its own share of the rows, so that every row has it once. */
+static bool bias_on_share(const struct build *b, const struct linear *l)
+{
+    return l->summed && l->bias.w != NO_SLOT && b->mesh->tp > 1;
+}
+
+static struct tensor own_share(const struct build *b, struct tensor t)
+{
+    int64_t n = b->rows / b->mesh->tp;
+    return tensor_rows(&t, b->mesh->tp_rank * n, n);
+}
+
+static void declare_product(struct build *b, int n, const struct linear *l)
+{
+    struct graph *g = b->g;
+    struct tensor x = of(g, l->x), y = of(g, l->y), w = of(g, l->w.w), bias = of(g, l->bias.w);
+    if (!bias_on_share(b, l)) {
+        GRAPH_OP(g, n, PH_FWD, gemm, .a = x, .b = w, .c = y, .bias = bias, .trans_b = true, .alpha = 1);
+        return;
+    }
+    int64_t share = b->rows / b->mesh->tp, first = b->mesh->tp_rank * share, end = first + share;
+    if (first > 0)
+        GRAPH_OP(g, n, PH_FWD, gemm, .a = tensor_rows(&x, 0, first), .b = w, .c = tensor_rows(&y, 0, first),
+                 .trans_b = true, .alpha = 1);
+    GRAPH_OP(g, n, PH_FWD, gemm, .a = own_share(b, x), .b = w, .c = own_share(b, y), .bias = bias, .trans_b = true,
+             .alpha = 1);
+    if (end < b->rows)
+        GRAPH_OP(g, n, PH_FWD, gemm, .a = tensor_rows(&x, end, b->rows - end), .b = w,
+                 .c = tensor_rows(&y, end, b->rows - end), .trans_b = true, .alpha = 1);
+}
+
 int linear_forward(struct build *b, const char *name, const struct linear *l)
 {
     struct graph *g = b->g;
@@ -212,8 +246,7 @@ int linear_forward(struct build *b, const char *name, const struct linear *l)
     if (codes)
         linear8_forward(b, n, l);
     else
-        GRAPH_OP(g, n, PH_FWD, gemm, .a = of(g, l->x), .b = of(g, l->w.w), .c = of(g, l->y), .bias = of(g, l->bias.w),
-                 .trans_b = true, .alpha = 1);
+        declare_product(b, n, l);
     graph_cost(g, n, PH_FWD, cost.flops, cost.bytes);
     lora_forward(b, n, l, name);
     return n;
@@ -238,7 +271,8 @@ void linear_backward(struct build *b, int n, const struct linear *l)
         GRAPH_OP(g, n, PH_DW, gemm, .a = of(g, l->dy), .b = of(g, l->x), .c = of(g, l->w.dw), .trans_a = true,
                  .alpha = 1);
     if (l->bias.w != NO_SLOT)
-        GRAPH_OP(g, n, PH_DW, colsum, .x = of(g, l->dy), .out = of(g, l->bias.dw));
+        GRAPH_OP(g, n, PH_DW, colsum, .x = bias_on_share(b, l) ? own_share(b, of(g, l->dy)) : of(g, l->dy),
+                 .out = of(g, l->bias.dw));
     graph_cost(g, n, PH_DW, cost.flops, cost.bytes);
     lora_backward(b, n, l);
 }
@@ -314,8 +348,9 @@ struct dropout_rule attention_dropout(const struct build *b)
         return (struct dropout_rule){0};
     char site[64];
     snprintf(site, sizeof site, "dropout.attention.%d", b->layer);
+    int64_t first_head = b->mesh->tp_rank * (b->cfg->model.heads / b->mesh->tp);
     return (struct dropout_rule){.p = b->cfg->model.attention_dropout,
-                                 .key = rng_key((uint64_t)b->cfg->run.seed, site),
+                                 .key = attention_drop_key(rng_key((uint64_t)b->cfg->run.seed, site), first_head),
                                  .seq = b->seq,
                                  .info = of(b->g, b->in.info)};
 }

@@ -54,13 +54,15 @@ static void rule_bwd(struct build *b, int n, const struct mixer *m, const struct
              .chunk = m->chunk);
 }
 
-static void sizes(const struct build *b, struct gdn *g)
+/* Sizes on one of so many ranks that share the heads. */
+static void sizes(const struct build *b, struct gdn *g, int64_t ranks)
 {
     const struct config_model *c = &b->cfg->model;
-    int64_t keys = c->gdn_key_heads * c->gdn_key_dim, inner = c->gdn_value_heads * c->gdn_value_dim;
+    int64_t key_heads = c->gdn_key_heads / ranks, heads = c->gdn_value_heads / ranks, keys = key_heads * c->gdn_key_dim,
+            inner = heads * c->gdn_value_dim;
     *g = (struct gdn){.m = {.batch = b->batch,
                             .seq = b->seq,
-                            .heads = c->gdn_value_heads,
+                            .heads = heads,
                             .inner = inner,
                             .conv = c->gdn_conv,
                             .chunk = c->gdn_chunk,
@@ -75,7 +77,7 @@ static void sizes(const struct build *b, struct gdn *g)
                             .norm_zero_centered = c->norm_zero_centered,
                             .rule_fwd = rule_fwd,
                             .rule_bwd = rule_bwd},
-                      .key_heads = c->gdn_key_heads,
+                      .key_heads = key_heads,
                       .dk = c->gdn_key_dim,
                       .dv = c->gdn_value_dim,
                       .keys = keys};
@@ -138,8 +140,9 @@ static double rule_flops(const struct build *b, const struct gdn *g, double pair
 
 static int gdn_declare(struct build *b, struct core_io *io)
 {
-    struct gdn rule, *g = &rule;
-    sizes(b, g);
+    struct gdn whole, rule, *g = &rule;
+    sizes(b, &whole, 1);
+    sizes(b, g, b->mesh->tp);
     struct mixer_decl d = {.in = "in",
                            .mixed = "qkv",
                            .y = "o",
@@ -148,7 +151,7 @@ static int gdn_declare(struct build *b, struct core_io *io)
                            .fwd_flops = rule_flops(b, g, 2, 2, 3),
                            .bwd_flops = rule_flops(b, g, 6, 5, 7)};
     graph_scope(b->g, b->layer, "gdn");
-    declare_params(b, g, &d);
+    declare_params(b, &whole, &d);
     return mixer_declare(b, &g->m, &d, io);
 }
 

@@ -15,6 +15,7 @@
  * this file, so that a replay is one cheap pass without projections, or one for several layers (mhc_settle). */
 #include "layers/joint_mhc_int.h"
 #include "dev/cuda.h"
+#include "layers/shard.h"
 #include "ops/mhc/mhc.h"
 #include "ops/mhc/mhc_path.h"
 #include "ops/ops.h"
@@ -64,6 +65,7 @@ static struct joint *sizes(struct build *b)
                         .eps = c->norm_eps,
                         .zero_centered = c->norm_zero_centered,
                         .seq = b->seq,
+                        .first = shard_first_row(b),
                         .dropout = training(b) ? c->dropout : 0,
                         .key = rng_key((uint64_t)b->cfg->run.seed, site)};
     return j;

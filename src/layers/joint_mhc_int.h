@@ -22,7 +22,7 @@ struct joint {
     bool zero_centered;
     double dropout;
     uint64_t key;
-    int64_t seq;
+    int64_t seq, first; /* first: row of the microbatch that this rank's rows begin with */
     /* Health is asked for after several joints: what it needs of this one, and the ones before it that wait too. */
     slot_id coef, stream, health[MHC_HEALTH_ITEMS];
     const struct joint *before;
@@ -38,8 +38,11 @@ struct parts {
 
 static inline struct dropout_rule drop_rule(const struct graph *g, const struct parts *p)
 {
-    return (struct dropout_rule){
-        .p = p->info != NO_SLOT ? p->j->dropout : 0, .key = p->j->key, .seq = p->j->seq, .info = of(g, p->info)};
+    return (struct dropout_rule){.p = p->info != NO_SLOT ? p->j->dropout : 0,
+                                 .key = p->j->key,
+                                 .seq = p->j->seq,
+                                 .first = p->j->first,
+                                 .info = of(g, p->info)};
 }
 
 static inline struct tensor columns(const struct tensor *t, int64_t first, int64_t n)

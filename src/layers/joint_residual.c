@@ -7,7 +7,7 @@
  * without dropout, and then is the same slot.
  * With model.fp32_residual x, s, dx and ds are fp32 beside layers of bf16: what a layer adds to the stream is not
  * rounded to the few bits of a bf16. Then df, which a layer reads, is a slot of its own. */
-#include "layers/layer.h"
+#include "layers/shard.h"
 #include "ops/addnorm/addnorm.h"
 #include "ops/dropout/dropout.h"
 
@@ -23,6 +23,7 @@ static struct dropout_rule drop_rule(const struct build *b, bool closes)
     return (struct dropout_rule){.p = b->cfg->model.dropout,
                                  .key = rng_key((uint64_t)b->cfg->run.seed, site),
                                  .seq = b->seq,
+                                 .first = shard_first_row(b),
                                  .info = of(b->g, b->in.info)};
 }
 

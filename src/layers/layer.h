@@ -128,10 +128,11 @@ struct build {
     struct metric_list *metrics;
     struct route_list *routes;
     struct update_list *updates;
-    struct units *units;      /* unit.h; NULL: every parameter is kept whole */
-    int64_t batch, seq, rows; /* rows = batch * seq of this plan */
-    int64_t whole_seq;        /* tokens of a sequence, of which this rank has seq (parallel.cp) */
-    int64_t cache_len;        /* decode: positions the caches hold */
+    struct units *units; /* unit.h; NULL: every parameter is kept whole */
+    int64_t batch, seq;  /* of this plan */
+    int64_t rows;        /* of what is being declared: batch * seq, or this rank's share of them (shard.h) */
+    int64_t whole_seq;   /* tokens of a sequence, of which this rank has seq (parallel.cp) */
+    int64_t cache_len;   /* decode: positions the caches hold */
     struct batch_slots in;
     struct stream_policy streams;
     const struct core_kind *core; /* of the layer */
@@ -202,6 +203,7 @@ struct linear {
         int64_t rows;
     } part[LINEAR_MAX_PARTS]; /* up to the first without a name; none: one projection */
     bool plain;               /* never adapted: routers */
+    bool summed;              /* y is one rank's part of a sum over tensor-parallel ranks */
 };
 int linear_declare(struct build *b, const char *name, const struct linear *l); /* node */
 /* The same in two halves, between which a core may append to the forward phase what is to be recomputed with it. */

@@ -58,28 +58,30 @@ static void rule_bwd(struct build *b, int n, const struct mixer *m, const struct
              .dt_max = r->dt_max);
 }
 
-static void sizes(const struct build *b, struct mamba *s)
+/* Sizes on one of so many ranks that share heads and groups. */
+static void sizes(const struct build *b, struct mamba *s, int64_t ranks)
 {
     const struct config_model *c = &b->cfg->model;
-    int64_t inner = c->mamba_heads * c->mamba_head_dim, gn = c->mamba_groups * c->mamba_state;
+    int64_t heads = c->mamba_heads / ranks, groups = c->mamba_groups / ranks, inner = heads * c->mamba_head_dim,
+            gn = groups * c->mamba_state;
     *s = (struct mamba){.m = {.batch = b->batch,
                               .seq = b->seq,
-                              .heads = c->mamba_heads,
+                              .heads = heads,
                               .inner = inner,
                               .conv = c->mamba_conv,
                               .chunk = c->mamba_chunk,
                               .mixed = inner + 2 * gn,
                               .mixed_at = inner,
                               .z_at = 0,
-                              .width = 2 * inner + 2 * gn + c->mamba_heads,
+                              .width = 2 * inner + 2 * gn + heads,
                               .state_rows = c->mamba_state,
                               .state_cols = c->mamba_head_dim,
-                              .norm_group = c->mamba_norm == CFG_MAMBA_NORM_WHOLE ? inner : inner / c->mamba_groups,
+                              .norm_group = c->mamba_norm == CFG_MAMBA_NORM_WHOLE ? inner : inner / max_i64(groups, 1),
                               .norm_eps = norm_eps,
                               .rule_fwd = rule_fwd,
                               .rule_bwd = rule_bwd},
                         .dim = c->mamba_head_dim,
-                        .groups = c->mamba_groups,
+                        .groups = groups,
                         .state = c->mamba_state,
                         .b_at = inner,
                         .c_at = inner + gn,
@@ -146,8 +148,9 @@ static double ssd_flops(const struct build *b, const struct mamba *s)
 
 static int mamba_declare(struct build *b, struct core_io *io)
 {
-    struct mamba rule, *s = &rule;
-    sizes(b, s);
+    struct mamba whole, rule, *s = &rule;
+    sizes(b, &whole, 1);
+    sizes(b, s, b->mesh->tp);
     struct mixer_decl d = {.in = "zxbcdt",
                            .mixed = "xbc",
                            .y = "y",
@@ -156,7 +159,7 @@ static int mamba_declare(struct build *b, struct core_io *io)
                            .fwd_flops = ssd_flops(b, s),
                            .bwd_flops = 2.2 * ssd_flops(b, s)};
     graph_scope(b->g, b->layer, "mamba");
-    declare_params(b, &s->m, &d);
+    declare_params(b, &whole.m, &d);
     return mixer_declare(b, &s->m, &d, io);
 }
 
@@ -166,6 +169,12 @@ static bool several_groups(const struct config *c) { return c->model.mamba_group
 
 static bool has_mamba(const struct config *c) { return strchr(c->model.pattern, 'M') != NULL; }
 static bool mamba_heads_missing(const struct config *c) { return has_mamba(c) && c->model.mamba_heads == 0; }
+
+/* Its mean square would be one over all ranks. */
+static bool whole_norm_divided(const struct config *c)
+{
+    return has_mamba(c) && c->parallel.tp > 1 && c->model.mamba_norm == CFG_MAMBA_NORM_WHOLE;
+}
 
 static bool mamba_groups_do_not_divide(const struct config *c)
 {
@@ -206,6 +215,9 @@ static const struct rule mamba_rules[] = {
      "parallel.cp "
      "must be that many at least",
      {"train.seq", "parallel.cp", "model.mamba_conv"}},
+    {"mamba-norm-by-group-under-tp", whole_norm_divided,
+     "model.mamba_norm = whole takes one norm over all heads, which parallel.tp divides; use parallel.tp = 1",
+     {"model.mamba_norm", "parallel.tp"}},
     {"mamba-steps-ordered", mamba_steps_crossed,
      "model.mamba_dt_min must not be above model.mamba_dt_max",
      {"model.mamba_dt_min", "model.mamba_dt_max"}},

@@ -25,6 +25,7 @@
 
 struct mla {
     int64_t batch, seq, heads, nope, rope, v, q_rank, kv_rank;
+    int64_t all_heads; /* of all ranks: parameters have these */
     double scale, eps;
     bool zero_centered;
 };
@@ -145,7 +146,7 @@ static void declare_norm(struct build *b, const char *name, const struct mla *m,
     char rstd_name[32];
     snprintf(rstd_name, sizeof rstd_name, "%s_rstd", name);
     struct param p = param_vector(key, rank, m->zero_centered ? INIT_ZERO : INIT_ONE);
-    param_replicate(&p, GRAD_OVER_TOKENS); /* latents are made of a rank's own tokens, then gathered */
+    param_replicate(&p, GRAD_OVER_HEADS); /* every rank makes all latents; what its heads read gives its part */
     struct weight w = build_weight(b, &p);
     slot_id rstd = graph_slot(g, rstd_name, tensor_1d(NULL, b->dev->wide, b->rows));
     double elems = (double)(b->rows * rank), size = (double)dtype_bytes(b->dev->real);
@@ -260,10 +261,10 @@ static void declare_core(struct build *b, const struct mla *m, const struct mla_
 static void declare_query(struct build *b, const struct mla *m, struct mla_slots *s, const struct core_io *io)
 {
     const struct config_model *c = &b->cfg->model;
-    int64_t d = c->hidden, wide = m->heads * (m->nope + m->rope);
+    int64_t d = c->hidden, head = m->nope + m->rope, wide = m->heads * head, all = m->all_heads * head;
     if (m->q_rank == 0) {
-        struct param p = param_matrix("self_attention.linear_q_proj.weight", wide, d, c->init_std);
-        param_split(&p, 0, UNIT_HEADS, m->heads);
+        struct param p = param_matrix("self_attention.linear_q_proj.weight", all, d, c->init_std);
+        param_split(&p, 0, UNIT_HEADS, m->all_heads);
         struct linear l = {.x = io->h,
                            .y = s->q,
                            .dy = s->dq,
@@ -279,9 +280,9 @@ static void declare_query(struct build *b, const struct mla *m, struct mla_slots
     slot_id normed = build_real(b, "q_latent", b->rows, m->q_rank),
             dnormed = build_grad(b, "dq_latent", b->rows, m->q_rank);
     struct param pd = param_matrix("self_attention.linear_q_down_proj.weight", m->q_rank, d, c->init_std);
-    struct param pu = param_matrix("self_attention.linear_q_up_proj.weight", wide, m->q_rank, c->init_std);
-    param_replicate(&pd, GRAD_OVER_TOKENS);
-    param_split(&pu, 0, UNIT_HEADS, m->heads);
+    struct param pu = param_matrix("self_attention.linear_q_up_proj.weight", all, m->q_rank, c->init_std);
+    param_replicate(&pd, GRAD_OVER_HEADS);
+    param_split(&pu, 0, UNIT_HEADS, m->all_heads);
     linear_declare(b, "q_down",
                    &(struct linear){.x = io->h,
                                     .y = down,
@@ -307,11 +308,11 @@ static void declare_query(struct build *b, const struct mla *m, struct mla_slots
 static void declare_keys(struct build *b, const struct mla *m, struct mla_slots *s, const struct core_io *io)
 {
     const struct config_model *c = &b->cfg->model;
-    int64_t d = c->hidden, wide = m->heads * (m->nope + m->v);
+    int64_t d = c->hidden, head = m->nope + m->v, wide = m->heads * head, all = m->all_heads * head;
     struct param pd = param_matrix("self_attention.linear_kv_down_proj.weight", m->kv_rank + m->rope, d, c->init_std);
-    struct param pu = param_matrix("self_attention.linear_kv_up_proj.weight", wide, m->kv_rank, c->init_std);
-    param_replicate(&pd, GRAD_OVER_TOKENS);
-    param_split(&pu, 0, UNIT_HEADS, m->heads);
+    struct param pu = param_matrix("self_attention.linear_kv_up_proj.weight", all, m->kv_rank, c->init_std);
+    param_replicate(&pd, GRAD_OVER_HEADS);
+    param_split(&pu, 0, UNIT_HEADS, m->all_heads);
     struct linear down = {.x = io->h,
                           .y = s->kvd,
                           .dy = s->dkvd,
@@ -340,7 +341,8 @@ static int mla_declare(struct build *b, struct core_io *io)
     struct mla sizes, *m = &sizes;
     *m = (struct mla){.batch = b->batch,
                       .seq = b->seq,
-                      .heads = c->heads,
+                      .heads = c->heads / b->mesh->tp,
+                      .all_heads = c->heads,
                       .nope = c->mla_nope,
                       .rope = c->mla_rope,
                       .v = c->mla_v,
@@ -358,9 +360,9 @@ static int mla_declare(struct build *b, struct core_io *io)
     if (s.divided)
         declare_far(b, m, &s);
     declare_core(b, m, &s);
-    struct param p = param_matrix("self_attention.linear_proj.weight", c->hidden, m->heads * m->v, output_std(b));
+    struct param p = param_matrix("self_attention.linear_proj.weight", c->hidden, m->all_heads * m->v, output_std(b));
     struct param pb = param_vector("self_attention.linear_proj.bias", c->hidden, INIT_ZERO);
-    param_split(&p, 1, UNIT_HEADS, m->heads);
+    param_split(&p, 1, UNIT_HEADS, m->all_heads);
     param_replicate(&pb, GRAD_OVER_TOKENS);
     /* the others have none, as in Megatron */
     struct weight wo = build_linear_weight(b, &p), bo = c->bias ? build_weight(b, &pb) : no_weight();
@@ -372,7 +374,8 @@ static int mla_declare(struct build *b, struct core_io *io)
                                     .w = wo,
                                     .bias = bo,
                                     .in = m->heads * m->v,
-                                    .out = c->hidden});
+                                    .out = c->hidden,
+                                    .summed = true});
     return b->g->err.code;
 }
 

@@ -75,6 +75,8 @@ static int mlp_declare(struct build *b, struct core_io *io)
     struct weight w1 = build_linear_weight(b, &p1), w2 = build_linear_weight(b, &p2);
     bool bias = c->bias || c->mlp_bias;
     struct weight b1 = bias ? build_weight(b, &pb1) : no_weight(), b2 = bias ? build_weight(b, &pb2) : no_weight();
+    f /= b->mesh->tp; /* this rank's channels from here on */
+    wide /= b->mesh->tp;
 
     slot_id pre = build_real(b, "pre", b->rows, wide), act = build_real(b, "act", b->rows, f);
     slot_id dact = build_grad(b, "dact", b->rows, f), dpre = build_grad(b, "dpre", b->rows, wide);
@@ -94,7 +96,8 @@ static int mlp_declare(struct build *b, struct core_io *io)
     act_declare(b, "act", rule, &slots);
     linear_declare(
         b, "fc2",
-        &(struct linear){.x = act, .y = io->f, .dy = io->df, .dx = dact, .w = w2, .bias = b2, .in = f, .out = d});
+        &(struct linear){
+            .x = act, .y = io->f, .dy = io->df, .dx = dact, .w = w2, .bias = b2, .in = f, .out = d, .summed = true});
     return b->g->err.code;
 }
 

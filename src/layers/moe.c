@@ -20,6 +20,7 @@
  * replayed. */
 #include "layers/moe_ep_int.h"
 #include "layers/moe_experts_int.h"
+#include "layers/shard.h"
 #include "ops/act/act.h"
 #include "ops/gate/gate.h"
 #include "ops/moeplan/moeplan.h"
@@ -101,27 +102,32 @@ static slot_id declare_shared(struct build *b, const struct moe *m, const struct
         param_split_section(&p1, 0, f, UNIT_FFN, f);
     param_split(&p2, 1, UNIT_FFN, f);
     struct weight w1 = build_linear_weight(b, &p1), w2 = build_linear_weight(b, &p2);
+    f /= b->mesh->tp; /* this rank's channels from here on, of all rows */
+    wide /= b->mesh->tp;
+    slot_id dout = c->shared_gate ? build_grad(b, "dshared", b->rows, d) : io->df;
+    struct core_io in = {.h = io->h, .dh = io->dh, .df = dout};
+    struct shard_scope divided = shard_begin(b, &in);
     slot_id pre = build_real(b, "shared_pre", b->rows, wide), act = build_real(b, "shared_act", b->rows, f);
     slot_id dpre = build_grad(b, "dshared_pre", b->rows, wide), dact = build_grad(b, "dshared_act", b->rows, f);
-    slot_id out = build_real(b, "shared", b->rows, d),
-            dout = c->shared_gate ? build_grad(b, "dshared", b->rows, d) : io->df;
+    in.f = build_real(b, "shared", b->rows, d);
     struct act_slots slots = {.pre = pre, .act = act, .dact = dact, .dpre = dpre};
     act_codes(b, &slots, &w1, &w2, false);
     linear_declare(b, "shared_fc1",
-                   &(struct linear){.x = io->h,
+                   &(struct linear){.x = in.h,
                                     .y = pre,
                                     .dy = dpre,
-                                    .dx = io->dh,
+                                    .dx = in.dh,
                                     .w = w1,
                                     .bias = no_weight(),
                                     .in = d,
                                     .out = wide,
                                     .part = {{wide > f ? "gate" : "up", f}, {wide > f ? "up" : NULL, f}}});
     act_declare(b, "shared_act", m->shared_act, &slots);
-    linear_declare(
-        b, "shared_fc2",
-        &(struct linear){.x = act, .y = out, .dy = dout, .dx = dact, .w = w2, .bias = no_weight(), .in = f, .out = d});
-    return c->shared_gate ? declare_shared_gate(b, io, out, dout) : out;
+    linear_declare(b, "shared_fc2",
+                   &(struct linear){
+                       .x = act, .y = in.f, .dy = in.df, .dx = dact, .w = w2, .bias = no_weight(), .in = f, .out = d});
+    shard_end(b, &divided, &in);
+    return c->shared_gate ? declare_shared_gate(b, io, in.f, dout) : in.f;
 }
 
 /* ---- sizes, parameters, state ---------------------------------------------------------------- */
@@ -156,7 +162,7 @@ static int sizes(struct build *b, struct moe *m)
                                    .scale = c->router_scale,
                                    .capacity = decode ? 0 : c->router_capacity,
                                    .drop_late = c->router_drop == CFG_DROP_LATE,
-                                   .seq = b->seq};
+                                   .seq = b->rows % b->seq == 0 ? b->seq : b->rows};
     if (training(b))
         m->rule.coef = (struct router_coef){c->aux_loss, c->seq_aux_loss, c->global_aux_loss, c->router_z_loss};
     snprintf(site, sizeof site, "router.jitter.%d", b->layer);
@@ -281,7 +287,7 @@ static void declare_state(struct build *b, const struct moe *m, struct moe_slots
         return;
     s->stat = declare_metrics(b, m);
     if (router_balances(&m->rule))
-        s->load = graph_slot(b->g, "load", tensor_2d(NULL, DT_F64, b->batch + 1, m->experts));
+        s->load = graph_slot(b->g, "load", tensor_2d(NULL, DT_F64, b->rows / m->rule.seq + 1, m->experts));
     if (m->rule.coef.global_aux != 0)
         s->global = build_state(b, "global_load", tensor_1d(NULL, DT_F64, m->experts + 1));
     graph_sum(b->g, s->global);
@@ -374,6 +380,34 @@ static void declare_scatter(struct build *b, const struct moe_slots *s, const st
     GRAPH_OP(g, n, PH_BWD, unpermute, .x = of(g, s->home.dx), .row = of(g, s->home.row), .y = of(g, io->dh));
 }
 
+/* Tensor-parallel ranks that share one sequence have its loss in common; otherwise each has whole ones. */
+static bool one_sequence(const struct build *b, const struct moe *m)
+{
+    return b->mesh->tp > 1 && b->batch == 1 && m->rule.coef.seq_aux != 0;
+}
+
+/* Where several ranks share a microbatch, losses have the load of all of them. */
+static void declare_balance(struct build *b, const struct moe *m, const struct moe_slots *s)
+{
+    if (m->rule.coef.global_aux != 0)
+        ep_declare_load_sum(b, s->load);
+    if (m->rule.coef.aux != 0 || m->rule.coef.seq_aux != 0)
+        ep_declare_sequence_sum(b, s->load, m->rule.coef.aux != 0 || one_sequence(b, m));
+}
+
+/* Weights of the losses in the backward pass of one rank, which counts its own rows only: a share of a microbatch that
+ * several ranks divide, as mb_share says. What divides by the square of the rows and has the load of all of them is too
+ * large by the number of ranks once more. The load of global_aux is a sum over the ranks of the stage. */
+static struct router_coef shared_coef(const struct build *b, const struct moe *m)
+{
+    struct router_coef c = m->rule.coef;
+    double parts = (double)b->mesh->cp, ranks = parts * (double)b->mesh->tp;
+    c.aux /= ranks;
+    c.seq_aux /= one_sequence(b, m) ? ranks : parts;
+    c.global_aux /= (double)m->batch_ranks;
+    return c;
+}
+
 static void declare_router(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
 {
     struct graph *g = b->g;
@@ -410,19 +444,15 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
     }
     int n = graph_node(g, "select", LANE_COMPUTE, NULL);
     slot_id token = m->hashed ? b->in.token : NO_SLOT, table = m->hashed ? s->table.w : s->given;
-    GRAPH_OP(g, n, PH_FWD, router_fwd, .logits = of(g, s->logits), .bias = of(g, s->bias.w), .token = of(g, token),
-             .table = of(g, table), .probs = of(g, s->probs), .idx = of(g, s->idx), .load = of(g, s->load),
-             .stat = of(g, s->stat), .tally = of(g, s->tally), .global = of(g, s->global), .rule = m->rule);
-    if (m->rule.coef.global_aux != 0)
-        ep_declare_load_sum(b, s->load);
-    if (m->rule.coef.aux != 0 || m->rule.coef.seq_aux != 0)
-        ep_declare_sequence_sum(b, s->load);
+    GRAPH_OP(g, n, PH_FWD, router_fwd, .logits = of(g, s->logits), .bias = of(g, s->bias.w),
+             .token = shard_rows(b, of(g, token)), .table = of(g, table), .probs = of(g, s->probs),
+             .idx = of(g, s->idx), .load = of(g, s->load), .stat = of(g, s->stat), .tally = of(g, s->tally),
+             .global = of(g, s->global), .rule = m->rule);
+    declare_balance(b, m, s);
     if (!training(b))
         return;
     struct router_rule rule = m->rule;
-    rule.coef.global_aux /= (double)m->batch_ranks; /* the load is their sum */
-    rule.coef.aux /= (double)b->mesh->cp;
-    rule.coef.seq_aux /= (double)b->mesh->cp;
+    rule.coef = shared_coef(b, m);
     GRAPH_OP(g, n, PH_BWD, unpermute, .row = of(g, s->home.row), .xprob = of(g, s->home.dprob),
              .yprob = of(g, s->dprobs));
     GRAPH_OP(g, n, PH_BWD, router_bwd, .dprobs = of(g, s->dprobs), .dloss = of(g, b->in.mb_share),
@@ -576,6 +606,23 @@ static bool ep_without_experts(const struct config *c)
     return c->parallel.ep > 1 && strchr(c->model.pattern, 'E') == NULL;
 }
 static bool experts_do_not_divide(const struct config *c) { return c->model.experts % max_i64(c->parallel.ep, 1) != 0; }
+/* Ranks that divide the rows of a microbatch. */
+static bool rows_divided(const struct config *c) { return c->parallel.tp > 1 && strchr(c->model.pattern, 'E') != NULL; }
+static bool capacity_divided(const struct config *c) { return rows_divided(c) && c->model.router_capacity > 0; }
+static bool noise_divided(const struct config *c)
+{
+    return rows_divided(c) && (c->model.router_jitter > 0 || c->model.router_force_balance);
+}
+static bool balances_divided(const struct config *c)
+{
+    return rows_divided(c) && c->model.aux_loss != 0 && c->model.seq_aux_loss != 0 && c->train.micro_batch > 1;
+}
+static bool sequences_divided(const struct config *c)
+{
+    return rows_divided(c) && c->model.seq_aux_loss != 0 && c->train.micro_batch > 1 &&
+           c->train.micro_batch % c->parallel.tp != 0;
+}
+static bool routes_divided(const struct config *c) { return rows_divided(c) && c->train.replay_routes[0] != '\0'; }
 static bool topk_above_experts(const struct config *c) { return c->model.topk > c->model.experts; }
 
 /* The softmax over one chosen expert is 1, whatever the router says: it would never learn. */
@@ -658,6 +705,22 @@ static const struct option_use moe_uses[] = {
     {"parallel.ep_capacity", experts_shared, "parallel.ep above 1"},
 };
 static const struct rule moe_rules[] = {
+    {"capacity-without-tp", capacity_divided,
+     "model.router_capacity drops tokens by their rank among all tokens of a microbatch, which parallel.tp divides; use "
+     "parallel.tp = 1",
+     {"model.router_capacity", "parallel.tp"}},
+    {"noise-without-tp", noise_divided,
+     "random numbers of routers (model.router_jitter, model.router_force_balance) are not built for parallel.tp above 1",
+     {"model.router_jitter", "model.router_force_balance", "parallel.tp"}},
+    {"two-balances-without-tp", balances_divided,
+     "with parallel.tp above 1, model.aux_loss and model.seq_aux_loss are on together only with train.micro_batch = 1",
+     {"model.aux_loss", "model.seq_aux_loss", "parallel.tp", "train.micro_batch"}},
+    {"seq-aux-whole-sequences", sequences_divided,
+     "model.seq_aux_loss is a loss of whole sequences: train.micro_batch must be 1 or a multiple of parallel.tp",
+     {"model.seq_aux_loss", "train.micro_batch", "parallel.tp"}},
+    {"routes-without-tp", routes_divided,
+     "train.replay_routes has the choices of whole microbatches, which parallel.tp divides; use parallel.tp = 1",
+     {"train.replay_routes", "parallel.tp"}},
     {"topk-within-experts", topk_above_experts,
      "model.topk must not be above model.experts",
      {"model.topk", "model.experts"}},
@@ -691,7 +754,7 @@ static const struct rule moe_rules[] = {
 };
 static const struct tiny_size moe_tiny[] = {
     {"model.ffn", 24, true}, {"model.experts", 8, true}, {"model.expert_ffn", 12, true},
-    {"model.shared_ffn", 10, false}, {"model.glu_interleave", 4, false},
+    {"model.shared_ffn", 12, false}, {"model.glu_interleave", 4, false},
 };
 /* clang-format on */
 
@@ -735,6 +798,7 @@ const struct core_kind core_moe = {
     .norm_key = "pre_mlp_layernorm.weight",
     .ends_group = true,
     .has_experts = true,
+    .by_row = true,
     .options = {KIND_ROWS(uses, moe_uses), KIND_ROWS(rules, moe_rules), KIND_ROWS(tiny, moe_tiny),
                 .shrink = moe_shrink},
     .keys = {.family = "expert",

@@ -264,11 +264,11 @@ void ep_declare_return(struct build *b, const struct ep *ep, const struct ep_hom
     }
 }
 
-static struct sum_node *sum_over_batch(struct build *b, const char *name)
+static struct sum_node *sum_over(struct build *b, struct comm *comm, const char *name)
 {
     struct sum_node *n = graph_own(b->g, sizeof *n);
     if (n != NULL)
-        *n = (struct sum_node){.comm = b->mesh->stage_comm, .name = graph_name(b->g, name)};
+        *n = (struct sum_node){.comm = comm, .name = graph_name(b->g, name)};
     return n;
 }
 
@@ -278,23 +278,23 @@ void ep_declare_load_sum(struct build *b, slot_id load)
     if (load == NO_SLOT || b->mesh->stage == 1)
         return;
     int64_t experts = g->slots[load].shape.dim[1];
-    struct sum_node *self = sum_over_batch(b, "load_sum");
+    struct sum_node *self = sum_over(b, b->mesh->stage_comm, "load_sum");
     slot_id work = graph_slot(g, "load_work", tensor_1d(NULL, DT_F64, b->mesh->stage * experts));
     int n = graph_node(g, "load_sum", LANE_COMM, self);
     GRAPH_PHASE(g, n, PH_FWD, load_step, [SUM_TENSOR] = ADDS(load), [SUM_WORK] = WRITES(work));
 }
 
-void ep_declare_sequence_sum(struct build *b, slot_id load)
+void ep_declare_sequence_sum(struct build *b, slot_id load, bool rows)
 {
     struct graph *g = b->g;
-    if (load == NO_SLOT || b->mesh->cp == 1)
+    const struct mesh *m = b->mesh;
+    bool divided = rows && m->tp > 1;
+    int ranks = divided ? m->tp * m->cp : m->cp;
+    if (load == NO_SLOT || ranks == 1)
         return;
     const struct tensor *shape = &g->slots[load].shape;
-    struct sum_node *self = sum_over_batch(b, "sequence_sum");
-    if (self != NULL)
-        self->comm = b->mesh->cp_comm;
-    slot_id work =
-        graph_slot(g, "sequence_work", tensor_1d(NULL, DT_F64, b->mesh->cp * (shape->dim[0] - 1) * shape->dim[1]));
+    struct sum_node *self = sum_over(b, divided ? m->batch_comm : m->cp_comm, "sequence_sum");
+    slot_id work = graph_slot(g, "sequence_work", tensor_1d(NULL, DT_F64, ranks * (shape->dim[0] - 1) * shape->dim[1]));
     int n = graph_node(g, "sequence_sum", LANE_COMM, self);
     GRAPH_PHASE(g, n, PH_FWD, sequences_step, [SUM_TENSOR] = ADDS(load), [SUM_WORK] = WRITES(work));
 }
@@ -303,7 +303,7 @@ void ep_declare_tally_sum(struct build *b, slot_id tally)
 {
     if (tally == NO_SLOT || b->mesh->stage == 1 || b->g->err.code != ST_OK)
         return;
-    struct sum_node *self = sum_over_batch(b, "tally_sum");
+    struct sum_node *self = sum_over(b, b->mesh->stage_comm, "tally_sum");
     struct tensor shape = b->g->slots[tally].shape,
                   all = tensor_1d(NULL, DT_F64, b->mesh->stage * tensor_elems(&shape));
     slot_id work = build_state(b, "tally_work", all);

@@ -39,7 +39,7 @@ void ep_declare_return(struct build *b, const struct ep *ep, const struct ep_hom
 /* t [E] F64 (part of a slot), summed over the ranks that share the batch; returns without a node where there is one. */
 void ep_declare_load_sum(struct build *b, slot_id load);
 /* The load of each sequence, summed over the ranks that divide it (parallel.cp). */
-void ep_declare_sequence_sum(struct build *b, slot_id load);
+void ep_declare_sequence_sum(struct build *b, slot_id load, bool rows);
 /* The same for a persistent tally before the update's own step reads it. */
 void ep_declare_tally_sum(struct build *b, slot_id tally);
 

@@ -10,7 +10,7 @@
  * which are the streams of the depth's stack: nothing is expanded again.
  * backward: dcat = dx W_eh; de and the contribution to dh_{k-1} through the two norms. h_{k-1} has two readers: with
  * one stream the head (in the forward half) and this entry, else this entry and, after it, the contraction. */
-#include "layers/layer.h"
+#include "layers/shard.h"
 #include "ops/dropout/dropout.h"
 #include "ops/gemm/gemm.h"
 #include "ops/mhc/mhc.h"
@@ -149,7 +149,7 @@ static void declare_streams(struct build *b, const struct entry *m, const struct
 static void shift_ids(struct build *b, struct mtp_io *io, bool learned)
 {
     struct graph *g = b->g;
-    struct tensor shape = tensor_1d(NULL, DT_I32, b->rows);
+    struct tensor shape = tensor_1d(NULL, DT_I32, all_rows(b));
     slot_id token = graph_slot(g, "token", shape), label = graph_slot(g, "label", shape);
     int n = graph_node(g, "shift", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->token), .doc_start = ids(b, b->in.doc_start), .y = ids(b, token),

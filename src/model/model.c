@@ -89,6 +89,31 @@ int model_set_param(struct model *m, int index, const struct tensor *whole, stru
     return st;
 }
 
+/* Initial values are a function of an element's place in the whole parameter, so a part has those of the whole. First
+ * element of the part that y is; copy: the same in the layers' type, or absent. lane: NULL for host memory. */
+static int fill_param(const struct model *m, const struct param *p, int64_t first, const struct tensor *y,
+                      const struct tensor *copy, struct lane *lane, struct err *e)
+{
+    int64_t n = tensor_elems(y);
+    for (int64_t at = 0; at < n;) {
+        struct param_run run = param_run_from(p, first + at);
+        int64_t here = min_i64(run.n, n - at);
+        struct init_args a = {.y = tensor_rows(y, at, here),
+                              .kind = p->init,
+                              .a = p->init_a,
+                              .b = p->init_b,
+                              .row = p->rank > 1 ? p->dim[1] : 1,
+                              .n_values = p->n_values,
+                              .key = rng_key((uint64_t)m->cfg->run.seed, p->key),
+                              .first = run.whole};
+        if (copy->data != NULL)
+            a.copy = tensor_rows(copy, at, here);
+        TRY(lane != NULL ? m->ops->init(lane, &a) : init_host(&a, e));
+        at += here;
+    }
+    return ST_OK;
+}
+
 int model_init_params(struct model *m, struct err *e)
 {
     struct lane lane = {.dev = m->dev, .err = e};
@@ -96,31 +121,24 @@ int model_init_params(struct model *m, struct err *e)
         const struct param_entry *row = &m->params.list[k];
         const struct param *p = &row->p;
         struct shard kept = model_param_kept(m, k), copy = mesh_kept(&m->mesh, p, KEPT_WEIGHT);
-        int64_t n = kept.n, all = param_elems(p);
+        int64_t n = kept.n;
         struct tensor trained = model_param(m, k);
         if (n == 0)
             continue;
-        struct init_args a = {.y = tensor_1d(trained.data, trained.dtype, n),
-                              .kind = p->init,
-                              .a = p->init_a,
-                              .b = p->init_b,
-                              .row = p->rank > 1 ? p->dim[1] : 1,
-                              .n_values = p->n_values,
-                              .key = rng_key((uint64_t)m->cfg->run.seed, p->key),
-                              .first = kept.first + (p->dim[0] > 0 ? p->shard.first * (all / p->dim[0]) : 0)};
+        struct tensor values = tensor_1d(trained.data, trained.dtype, n), copies = {0};
         if (row->master_offset >= 0) /* of other ranks' pieces, their values are gathered from them */
-            a.copy = tensor_1d(m->mem.base[ARENA_PARAM] + row->offset +
+            copies = tensor_1d(m->mem.base[ARENA_PARAM] + row->offset +
                                    (kept.first - copy.first) * (int64_t)dtype_bytes(m->dev->real),
                                m->dev->real, n);
-        if (a.y.dtype != DT_BF16) {
-            TRY(m->ops->init(&lane, &a));
+        if (values.dtype != DT_BF16) {
+            TRY(fill_param(m, p, kept.first, &values, &copies, &lane, e));
             continue;
         }
         /* A narrow copy without a master: nothing is trained here. */
         struct tensor host = tensor_shape(m->dev->wide, p->rank, p->dim);
         TRY(mem_aligned(&host.data, (size_t)tensor_bytes(&host), DEV_ALIGN, e));
-        a.y = tensor_1d(host.data, host.dtype, n);
-        int st = init_host(&a, e);
+        values = tensor_1d(host.data, host.dtype, n);
+        int st = fill_param(m, p, kept.first, &values, &copies, NULL, e);
         if (st == ST_OK)
             st = model_set_param(m, k, &host, e);
         free(host.data);

@@ -2,6 +2,7 @@
  * into pipeline stages, the chunks of this rank, each between cuts. Numbers, keys, initial values and random sites are
  * those of the whole model, so none of them depends on where it is cut. */
 #include "layers/context.h"
+#include "layers/shard.h"
 #include "layers/unit.h"
 #include "model/model.h"
 
@@ -79,7 +80,7 @@ static slot_id depth_slot(struct graph *g, const char *name, int depth, struct t
 static void declare_part_inputs(struct build *b, int64_t depths)
 {
     struct graph *g = b->g;
-    struct tensor ids = tensor_1d(NULL, DT_I32, b->rows);
+    struct tensor ids = tensor_1d(NULL, DT_I32, all_rows(b));
     bool divided = context_divides(b), head = mesh_is_last(b->mesh, b->mesh->vpp - 1);
     b->in.doc_local = divided && b->in.doc_start != NO_SLOT ? graph_slot(g, "doc_local", ids) : NO_SLOT;
     for (int k = 0; k < MTP_MAX_DEPTHS; k++) {
@@ -110,7 +111,7 @@ static void declare_batch_node(struct build *b)
 static void declare_batch(struct build *b, int64_t depths)
 {
     struct graph *g = b->g;
-    struct tensor ids = tensor_1d(NULL, DT_I32, b->rows);
+    struct tensor ids = tensor_1d(NULL, DT_I32, all_rows(b));
     bool decode = b->mode == BUILD_DECODE, head = mesh_is_last(b->mesh, b->mesh->vpp - 1);
     graph_scope(g, -1, "batch");
     b->in.token = graph_slot(g, "token", ids);
@@ -177,7 +178,11 @@ static int declare_layers(struct build *b, const struct part *p, struct sublayer
         snprintf(b->prefix, sizeof b->prefix, "%s%d.", p->where, p->keys ? pattern_layer_key_index(p->keys, i) : i);
         TRY(joint_of(b->cfg)->declare(b, sub, &next, core->norm_key, false));
         struct core_io io = {.h = next.h, .dh = next.dh, .df = next.df, .f = NO_SLOT};
+        struct shard_scope divided = {0};
+        if (!core->by_row)
+            divided = shard_begin(b, &io);
         TRY(core->declare(b, &io));
+        shard_end(b, &divided, &io);
         next.f = io.f;
         *sub = next;
     }
@@ -323,10 +328,22 @@ static int declare_stack(struct build *b, const struct pattern *p, struct model_
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
+/* Tensor-parallel ranks divide the rows of a microbatch between them. */
+static int check_rows(const struct model *m, const struct model_plan_opts *o, struct err *e)
+{
+    int64_t seq = o->mode == BUILD_DECODE ? o->seq : o->seq / m->mesh.cp, rows = o->batch * seq;
+    if (rows % m->mesh.tp == 0)
+        return ST_OK;
+    err_set(e, ST_USAGE, "the %lld tokens of a microbatch, %lld x %lld, cannot be shared by parallel.tp = %d ranks",
+            (long long)rows, (long long)o->batch, (long long)seq, m->mesh.tp);
+    return err_hint(e, "a train.seq that is a multiple of %d works", m->mesh.tp * m->mesh.cp);
+}
+
 static int declare_plan(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
 {
     *mp =
         (struct model_plan){.mode = o->mode, .batch = o->batch, .seq = o->seq, .cache_len = o->cache_len, .n_micro = 1};
+    TRY(check_rows(m, o, e));
     graph_init(&mp->g, m->ops);
     mp->built = true;
     int64_t seq = o->mode == BUILD_DECODE ? o->seq : o->seq / m->mesh.cp;
@@ -345,7 +362,7 @@ static int declare_plan(struct model *m, struct model_plan *mp, const struct mod
                       .batch = o->batch,
                       .seq = seq,
                       .whole_seq = o->seq,
-                      .rows = o->batch * seq,
+                      .rows = o->batch * seq / m->mesh.tp,
                       .cache_len = o->cache_len,
                       .n_layers = m->pattern.n_layers,
                       .n_depths = m->pattern.n_mtp_depths,

@@ -140,17 +140,41 @@ static int use_of(struct graph *g, struct phase *p, slot_id slot)
     return p->n_uses++;
 }
 
+/* Do two vectors of one slot have elements in common? */
+static bool overlap(const struct tensor *a, const struct tensor *b)
+{
+    return offset_of(a) < offset_of(b) + tensor_bytes(b) && offset_of(b) < offset_of(a) + tensor_bytes(a);
+}
+
+/* Has an earlier call of the phase written where t is? Calls may fill a slot part by part. */
+static bool wrote(const struct phase *p, const struct tensor *t)
+{
+    for (int k = 0; k < p->n_calls; k++)
+        for (int i = 0; i < p->call[k].n_fields; i++) {
+            const struct op_arg *f = &p->call[k].op->args[p->call[k].field[i].field];
+            const struct tensor *before = field_at(f, p->call[k].args);
+            if (!writes(f) || graph_slot_of(before) != graph_slot_of(t))
+                continue;
+            bool matrices = before->rank == 2 && t->rank == 2 && before->stride[0] == t->stride[0];
+            bool vectors = before->rank == 1 && t->rank == 1;
+            if (vectors ? overlap(before, t) : !matrices || share(before, t))
+                return true;
+        }
+    return false;
+}
+
 /* How the phase uses the slot, from the role of a field and from what the phase has done with it
  * before. */
-static void note_field(struct graph *g, struct phase *p, const struct op_arg *f, struct bound_field *b, bool is_new)
+static void note_field(struct graph *g, struct phase *p, const struct op_arg *f, const struct tensor *t,
+                       struct bound_field *b, bool is_new)
 {
     struct use *u = &p->use[b->use];
     const struct slot *s = &g->slots[u->slot];
     bool written = u->mode != USE_READ;
     if (f->role == ARG_IN || f->role == ARG_OPT)
         return;
-    b->adds = f->acc_at != 0 && written;
-    b->sums = f->acc_at != 0 && !written && s->sum;
+    b->adds = f->acc_at != 0 && wrote(p, t);
+    b->sums = f->acc_at != 0 && !b->adds && s->sum;
     if (written)
         return;
     u->reads = f->in_place || !is_new;
@@ -212,7 +236,7 @@ void graph_op(struct graph *g, int node, enum phase_id ph, const struct op_desc 
             *b = (struct bound_field){.field = i, .use = use_of(g, p, graph_slot_of(t)), .offset = offset_of(t)};
             if (b->use < 0)
                 return;
-            note_field(g, p, f, b, b->use == known);
+            note_field(g, p, f, t, b, b->use == known);
         }
     p->n_calls++;
     p->fn = graph_run_ops;

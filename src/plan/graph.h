@@ -130,6 +130,7 @@ enum node_role {
     ROLE_REDUCE,  /* gradients of a unit to their owners, after the last contribution */
     ROLE_CONTEXT, /* between ranks that divide sequences: keys and values, states, edges */
     ROLE_OFFLOAD, /* a saved slot to host memory (forward) and back (replay); made by order_offload() */
+    ROLE_SHARD,   /* rows of the residual stream that tensor-parallel ranks gather, or sum and scatter */
 };
 struct node {
     const char *name; /* "3.attn.qkv" */
@@ -153,7 +154,7 @@ struct slot {
     bool dropped;        /* policy: not saved, replayed */
     bool sum;            /* has several contributions: the first writes, later ones add */
     bool unwanted;       /* the gradient of a frozen parameter: nobody reads it */
-    bool weight;         /* a gathered weight: its replay is another gather, which no recompute policy names */
+    bool weight;         /* a gathered weight, or gathered rows: its replay is another gather, which no policy names */
     bool offload;        /* policy: waits in host memory for the backward half, if it is saved */
     bool host;           /* lies in host memory: what is offloaded, while it waits */
 };

@@ -49,6 +49,8 @@ int param_add(struct param_table *t, const struct param *p, int *index, bool *is
 /* The dimension over all ranks. */
 static int64_t whole_dim(const struct param *p, int dim)
 {
+    if (p->slice.ranks > 0 && dim == p->split.dim)
+        return p->dim[dim] * p->slice.ranks;
     return dim == 0 && p->shard.full > 0 ? p->shard.full : p->dim[dim];
 }
 
@@ -74,12 +76,21 @@ void param_split_section(struct param *p, int dim, int64_t size, enum split_unit
 
 const char *split_unit_name(enum split_unit unit)
 {
-    static const char *const names[] = {[UNIT_HEADS] = "heads",
-                                        [UNIT_GROUPS] = "groups",
-                                        [UNIT_FFN] = "ffn",
-                                        [UNIT_VOCAB] = "vocab",
-                                        [UNIT_EXPERTS] = "experts"};
+    static const char *const names[] = {[UNIT_HEADS] = "heads", [UNIT_GROUPS] = "groups", [UNIT_CHANNELS] = "channels",
+                                        [UNIT_FFN] = "ffn",     [UNIT_VOCAB] = "vocab",   [UNIT_EXPERTS] = "experts"};
     return (unsigned)unit < countof(names) ? names[unit] : "?";
+}
+
+/* The largest number of ranks below this one that can share every section. */
+static int64_t shareable(const struct param_split *s, int64_t ranks)
+{
+    int64_t n = ranks - 1;
+    for (bool all = false; n > 1 && !all; n -= !all) {
+        all = true;
+        for (int i = 0; i < s->n_sections; i++)
+            all &= s->section[i].units % n == 0;
+    }
+    return n;
 }
 
 int param_split_check(const struct param *p, int64_t ranks, struct err *e)
@@ -96,14 +107,62 @@ int param_split_check(const struct param *p, int64_t ranks, struct err *e)
         if (x->units < 1 || x->size % x->units != 0)
             return err_set(e, ST_INTERNAL, "parameter %s: section %d of %lld is not of %lld whole %s", p->key, i,
                            (long long)x->size, (long long)x->units, split_unit_name(x->unit));
-        if (x->units % ranks != 0)
-            return err_set(e, ST_USAGE, "parameter %s: %lld %s cannot be shared by %lld ranks", p->key,
-                           (long long)x->units, split_unit_name(x->unit), (long long)ranks);
+        if (x->units % ranks != 0) {
+            err_set(e, ST_USAGE, "parameter %s: %lld %s cannot be shared by %lld ranks", p->key, (long long)x->units,
+                    split_unit_name(x->unit), (long long)ranks);
+            if (x->unit == UNIT_VOCAB)
+                return err_hint(e, "model.vocab_multiple = %lld pads it; parallel.tp = %lld would do without",
+                                (long long)ranks, (long long)shareable(s, ranks));
+            return err_hint(e, "parallel.tp = %lld would do", (long long)shareable(s, ranks));
+        }
     }
     if (s->dim >= p->rank || sum != whole_dim(p, s->dim))
         return err_set(e, ST_INTERNAL, "parameter %s: the sections of dimension %d add up to %lld", p->key, s->dim,
                        (long long)sum);
     return ST_OK;
+}
+
+int param_cut(struct param *p, int ranks, int rank, struct err *e)
+{
+    TRY(param_split_check(p, ranks, e));
+    if (p->split.how != SPLIT_DIM || ranks == 1)
+        return ST_OK;
+    p->dim[p->split.dim] /= ranks;
+    p->slice.ranks = ranks;
+    p->slice.rank = rank;
+    return ST_OK;
+}
+
+/* Elements of one index of a dimension: the product of the dimensions after it. */
+static int64_t elems_below(const struct param *p, int dim)
+{
+    int64_t n = 1;
+    for (int i = dim + 1; i < p->rank; i++)
+        n *= p->dim[i];
+    return n;
+}
+
+struct param_run param_run_from(const struct param *p, int64_t local)
+{
+    int64_t elems = param_elems(p);
+    if (p->slice.ranks == 0) {
+        int64_t first = p->shard.full > 0 && p->dim[0] > 0 ? p->shard.first * elems_below(p, 0) : 0;
+        return (struct param_run){.whole = first + local, .n = elems - local};
+    }
+    int d = p->split.dim;
+    int64_t inner = elems_below(p, d), row = p->dim[d] * inner, ranks = p->slice.ranks;
+    int64_t before = local / row, at = local % row, local_from = 0, from = 0;
+    if (d > 0 && p->shard.full > 0)
+        before += p->shard.first * (elems_below(p, 0) / row);
+    for (int i = 0; i < p->split.n_sections; i++) {
+        int64_t size = p->split.section[i].size * inner, share = size / ranks, in = at - local_from;
+        if (in < share)
+            return (struct param_run){.whole = before * row * ranks + from + p->slice.rank * share + in,
+                                      .n = share - in};
+        local_from += share;
+        from += size;
+    }
+    return (struct param_run){0}; /* the check of the split has seen that sections add up */
 }
 
 int64_t param_table_elems(const struct param_table *t)

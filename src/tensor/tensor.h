@@ -109,7 +109,7 @@ enum split_how {
     SPLIT_NONE,    /* every rank holds all of it */
     SPLIT_DIM,     /* dimension `dim` is divided */
 };
-enum split_unit { UNIT_HEADS, UNIT_GROUPS, UNIT_FFN, UNIT_VOCAB, UNIT_EXPERTS };
+enum split_unit { UNIT_HEADS, UNIT_GROUPS, UNIT_CHANNELS, UNIT_FFN, UNIT_VOCAB, UNIT_EXPERTS };
 /* What the gradient that one rank computes lacks. A part is summed over the ranks; a gradient that every rank computes
  * in full must not be. */
 enum split_grad {
@@ -136,6 +136,10 @@ struct param {
     struct {
         int64_t full, first;
     } shard;
+    /* Where tensor parallelism divides it: the share of this rank (param_cut); ranks 0: dim is the whole shape. */
+    struct {
+        int ranks, rank;
+    } slice;
     enum init_kind init;
     double init_a, init_b;
     bool decay;       /* weight decay applies */

@@ -32,15 +32,21 @@ static int take_part(struct model *m, int index, enum key_space space, const str
 {
     const struct param *p = &m->params.list[index].p;
     bool moment = space != KEYS_MODEL;
-    int64_t first = slice_first(p) + (moment ? shard_updated(m, index).first : 0);
-    char *from = (char *)whole->data + first * (int64_t)dtype_bytes(whole->dtype);
-    if (moment) {
+    struct shard s = moment ? shard_updated(m, index) : (struct shard){.n = param_elems(p)};
+    int64_t size = (int64_t)dtype_bytes(whole->dtype);
+    void *part;
+    TRY(mem_aligned(&part, (size_t)max_i64(s.n * size, 1), DEV_ALIGN, e));
+    int st = reshard_copy(p, s.first, s.n, part, whole->data, size, RESHARD_TAKE, e);
+    if (st == ST_OK && moment) {
         struct tensor place = optim_state(m, index, space == KEYS_EXP_AVG_SQ);
-        return m->dev->vt->copy_in(m->dev, place.data, from, tensor_bytes(&place), e);
+        st = m->dev->vt->copy_in(m->dev, place.data, part, tensor_bytes(&place), e);
+    } else if (st == ST_OK) {
+        struct tensor slice = tensor_shape(whole->dtype, p->rank, p->dim);
+        slice.data = part;
+        st = model_set_param(m, index, &slice, e);
     }
-    struct tensor slice = tensor_shape(whole->dtype, p->rank, p->dim);
-    slice.data = from;
-    return model_set_param(m, index, &slice, e);
+    free(part);
+    return st;
 }
 
 /* On a host device that holds all of it straight into place, else by way of a host copy. */

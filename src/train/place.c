@@ -1,6 +1,8 @@
 /* Where a trainer stands: its rank's place in the mesh, and its share of the machine. */
 #include "train/train.h"
 
+#include <string.h>
+
 struct rank_place place_alone(void) { return (struct rank_place){.mesh = mesh_alone()}; }
 
 int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e)
@@ -16,6 +18,10 @@ int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e)
                              .last_layers = (int)c->last_layers,
                              .zero = (int)c->zero,
                              .loop_dp = c->loop_axis == CFG_LOOP_DP};
+    /* Fewer groups of keys and values than ranks: several share one. */
+    int64_t groups = strchr(cfg->model.pattern, '*') != NULL ? cfg->model.kv_heads : 0;
+    if (groups > 0 && c->tp > groups && c->tp % groups == 0)
+        s->kv_ranks = (int)(c->tp / groups);
     if (s->vpp > 0)
         return ST_OK;
     struct pattern p;

@@ -2,6 +2,7 @@
 #include "train/reshard_int.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static bool holds_all(const struct model *m)
 {
@@ -17,6 +18,34 @@ static int make_paper(struct full_table *f, const struct model *m, struct err *e
     TRY(model_init(&f->paper, m->cfg, m->dev, e));
     TRY(model_plan_build(&f->paper, &f->plan, &o, e));
     f->params = &f->paper.params;
+    return ST_OK;
+}
+
+/* The whole parameter's elements, as the part says. */
+static int64_t whole_elems(const struct param *p)
+{
+    int64_t n = param_elems(p);
+    if (p->shard.full > 0)
+        n = p->dim[0] > 0 ? n / p->dim[0] * p->shard.full : 0;
+    return p->slice.ranks > 0 ? n * p->slice.ranks : n;
+}
+
+int reshard_copy(const struct param *p, int64_t first, int64_t n, void *part, void *whole, int64_t size,
+                 enum reshard way, struct err *e)
+{
+    if (first < 0 || n < 0 || first + n > param_elems(p))
+        return err_set(e, ST_INTERNAL, "elements %lld .. %lld of a part of %s that has %lld", (long long)first,
+                       (long long)(first + n), p->key, (long long)param_elems(p));
+    for (int64_t at = 0; at < n;) {
+        struct param_run run = param_run_from(p, first + at);
+        int64_t here = min_i64(run.n, n - at);
+        if (here <= 0 || run.whole < 0 || run.whole + here > whole_elems(p))
+            return err_set(e, ST_INTERNAL, "element %lld of a part of %s has no place in the whole",
+                           (long long)(first + at), p->key);
+        char *a = (char *)part + at * size, *b = (char *)whole + run.whole * size;
+        memcpy(way == RESHARD_TAKE ? a : b, way == RESHARD_TAKE ? b : a, (size_t)(here * size));
+        at += here;
+    }
     return ST_OK;
 }
 

@@ -5,11 +5,11 @@
 
 #include "train/train.h"
 
-/* First element of a slice in the whole parameter. */
-static inline int64_t slice_first(const struct param *p)
-{
-    return p->shard.full > 0 && p->dim[0] > 0 ? p->shard.first * (param_elems(p) / p->dim[0]) : 0;
-}
+/* Host memory: elements [first, first + n) of a rank's part of p between `part` [n] and the whole parameter, both of
+ * elements of so many bytes. */
+enum reshard { RESHARD_TAKE, RESHARD_PLACE };
+int reshard_copy(const struct param *p, int64_t first, int64_t n, void *part, void *whole, int64_t size,
+                 enum reshard way, struct err *e);
 
 /* Every parameter of the model with its whole shape. Where this rank holds all of them, its own table. */
 struct full_table {

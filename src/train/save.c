@@ -15,7 +15,8 @@ enum what { WHAT_VALUE, WHAT_MOMENT1, WHAT_MOMENT2, WHAT_COUNT };
 
 /* ---- what a rank answers for ----------------------------------------------------------------- */
 
-/* Elements [first, first + n) of the whole parameter, and where they are on the device; n 0: another rank has them. */
+/* Elements [first, first + n) of this rank's part of a parameter, and where they are on the device; n 0: another rank
+ * has them. */
 struct extent {
     int64_t first, n;
     struct tensor at;
@@ -31,7 +32,6 @@ static struct extent extent_of(const struct model *m, int k, enum what what)
 {
     const struct param_entry *row = &m->params.list[k];
     const struct mesh *mesh = &m->mesh;
-    int64_t slice = slice_first(&row->p);
     bool copy = mesh_copy_rank(mesh, &row->p) > 0; /* of what another rank answers for */
     bool far_end = row->p.shared_ends && mesh->pp_rank > 0;
     /* Experts live on every rank of ep_comm, each a slice; what is whole on all of them is answered for by one. Where a
@@ -42,7 +42,7 @@ static struct extent extent_of(const struct model *m, int k, enum what what)
         return (struct extent){0};
     struct tensor t = what == WHAT_VALUE ? model_param(m, k) : optim_state(m, k, what == WHAT_MOMENT2);
     int64_t skip = what == WHAT_VALUE ? (s.first - model_param_kept(m, k).first) * (int64_t)dtype_bytes(t.dtype) : 0;
-    return (struct extent){.first = slice + s.first, .n = s.n, .at = tensor_1d((char *)t.data + skip, t.dtype, s.n)};
+    return (struct extent){.first = s.first, .n = s.n, .at = tensor_1d((char *)t.data + skip, t.dtype, s.n)};
 }
 
 /* ---- the first rank asks, the others answer -------------------------------------------------- */
@@ -51,8 +51,11 @@ struct request {
     int32_t index, what; /* parameter of the full table; index -1: that was all */
     int32_t status;      /* then, if this is no success, the first rank's message follows */
 };
+/* Which elements follow, and of which part of the parameter: as in struct param. */
 struct answer {
     int64_t first, n;
+    int64_t dim[4], full, from;
+    int32_t ranks, rank;
 };
 
 struct saver {
@@ -66,16 +69,13 @@ struct saver {
     int64_t room;
 };
 
-static int place(const struct saver *s, const struct extent *x, const void *values, int64_t *placed, struct err *e)
+/* Values of a part go to their places in the whole tensor. */
+static int place(struct saver *s, const struct param *part, const struct extent *x, void *values, int64_t *placed,
+                 struct err *e)
 {
-    int64_t size = (int64_t)dtype_bytes(s->whole.dtype);
-    if (x->first < 0 || x->n < 0 || x->first + x->n > tensor_elems(&s->whole))
-        return err_set(e, ST_INTERNAL, "a rank sent elements %lld .. %lld of a tensor of %lld", (long long)x->first,
-                       (long long)(x->first + x->n), (long long)tensor_elems(&s->whole));
-    if (values != NULL)
-        memcpy((char *)s->whole.data + x->first * size, values, (size_t)(x->n * size));
     *placed += x->n;
-    return ST_OK;
+    return reshard_copy(part, x->first, x->n, values, s->whole.data, (int64_t)dtype_bytes(s->whole.dtype),
+                        RESHARD_PLACE, e);
 }
 
 /* A frozen parameter has no master weights: files hold its working copy, widened. The caller frees the values. */
@@ -99,31 +99,59 @@ static int take_own(struct saver *s, const struct request *q, int64_t *placed, s
     struct trainer *t = s->t;
     int k = s->local[q->index];
     struct extent x = k >= 0 ? extent_of(&t->model, k, (enum what)q->what) : (struct extent){0};
+    struct tensor values;
     if (x.n == 0)
         return ST_OK;
-    TRY(place(s, &x, NULL, placed, e));
+    struct param_run run = param_run_from(&t->model.params.list[k].p, x.first);
     int64_t size = (int64_t)dtype_bytes(s->whole.dtype);
-    if (x.at.dtype != s->whole.dtype) {
-        struct tensor wide;
-        TRY(fetch_wide(t, &x, s->whole.dtype, &wide, e));
-        memcpy((char *)s->whole.data + x.first * size, wide.data, (size_t)(x.n * size));
-        free(wide.data);
-        return ST_OK;
+    if (run.n >= x.n && x.at.dtype == s->whole.dtype && run.whole + x.n <= tensor_elems(&s->whole)) {
+        *placed += x.n;
+        return t->dev.vt->copy_out(&t->dev, (char *)s->whole.data + run.whole * size, x.at.data, x.n * size, e);
     }
-    return t->dev.vt->copy_out(&t->dev, (char *)s->whole.data + x.first * size, x.at.data, x.n * size, e);
+    TRY(fetch_wide(t, &x, s->whole.dtype, &values, e));
+    int st = place(s, &t->model.params.list[k].p, &x, values.data, placed, e);
+    free(values.data);
+    return st;
 }
 
-static int take_from(struct saver *s, int rank, int64_t *placed, struct err *e)
+/* The part that an answer describes, of a parameter of the full table. */
+static int part_of(const struct param *whole, const struct answer *a, struct param *out, struct err *e)
+{
+    *out = *whole;
+    bool sane = a->ranks >= 0 && a->rank >= 0 && (a->ranks == 0 || a->rank < a->ranks) && a->full >= 0;
+    for (int d = 0; d < whole->rank; d++) {
+        sane &= a->dim[d] >= 0 && a->dim[d] <= whole->dim[d];
+        out->dim[d] = a->dim[d];
+    }
+    out->shard.full = a->full;
+    out->shard.first = a->from;
+    out->slice.ranks = a->ranks;
+    out->slice.rank = a->rank;
+    sane = sane && (a->full == 0 || a->full == whole->dim[0]) &&
+           (a->ranks == 0 || out->dim[whole->split.dim] * a->ranks == whole->dim[whole->split.dim]);
+    return sane ? ST_OK : err_set(e, ST_INTERNAL, "a rank sent a part of %s that does not fit", whole->key);
+}
+
+static int take_from(struct saver *s, const struct request *q, int rank, int64_t *placed, struct err *e)
 {
     struct comm *all = s->t->model.mesh.all;
     struct answer a;
+    struct param part;
+    void *values;
     TRY(comm_host_recv(all, "save", &a, (int64_t)sizeof a, rank, e));
     if (a.n == 0)
         return ST_OK;
+    TRY(part_of(&s->full->list[q->index].p, &a, &part, e));
     struct extent x = {.first = a.first, .n = a.n};
-    TRY(place(s, &x, NULL, placed, e));
-    int64_t size = (int64_t)dtype_bytes(s->whole.dtype);
-    return comm_host_recv(all, "save", (char *)s->whole.data + a.first * size, a.n * size, rank, e);
+    int64_t bytes = a.n * (int64_t)dtype_bytes(s->whole.dtype);
+    if (a.n < 0 || a.n > param_elems(&part))
+        return err_set(e, ST_INTERNAL, "a rank sent %lld elements of a part of %s", (long long)a.n, part.key);
+    TRY(mem_aligned(&values, (size_t)bytes, DEV_ALIGN, e));
+    int st = comm_host_recv(all, "save", values, bytes, rank, e);
+    if (st == ST_OK)
+        st = place(s, &part, &x, values, placed, e);
+    free(values);
+    return st;
 }
 
 static int ask(struct saver *s, const struct request *q, struct err *e)
@@ -141,7 +169,7 @@ static int gather(struct saver *s, int i, struct err *e)
     TRY(ask(s, &s->request[i], e));
     TRY(take_own(s, &s->request[i], &placed, e));
     for (int r = 1; r < s->t->model.mesh.world; r++)
-        TRY(take_from(s, r, &placed, e));
+        TRY(take_from(s, &s->request[i], r, &placed, e));
     if (placed != tensor_elems(&s->whole))
         return err_set(e, ST_INTERNAL, "saving %s: ranks hold %lld of its %lld elements", s->items[i].key,
                        (long long)placed, (long long)tensor_elems(&s->whole));
@@ -171,10 +199,17 @@ static int fetch(void *ctx, const char *key, struct tensor *host, struct err *e)
     return ST_OK;
 }
 
-static int answer_one(struct trainer *t, const struct extent *x, enum dtype type, struct err *e)
+static int answer_one(struct trainer *t, const struct param *p, const struct extent *x, enum dtype type, struct err *e)
 {
     struct comm *all = t->model.mesh.all;
-    struct answer a = {x->first, x->n};
+    struct answer a = {.first = x->first, .n = x->n};
+    if (x->n > 0) {
+        memcpy(a.dim, p->dim, sizeof a.dim);
+        a.full = p->shard.full;
+        a.from = p->shard.first;
+        a.ranks = p->slice.ranks;
+        a.rank = p->slice.rank;
+    }
     struct tensor host;
     TRY(comm_host_send(all, "save", &a, (int64_t)sizeof a, 0, e));
     if (x->n == 0)
@@ -225,7 +260,8 @@ static int answer_all(struct saver *s, struct err *e)
             return hear_end(s, q.status, e);
         int k = s->local[q.index];
         struct extent x = k >= 0 ? extent_of(&t->model, k, (enum what)q.what) : (struct extent){0};
-        TRY(answer_one(t, &x, saved_type(t, &s->full->list[q.index].p, (enum what)q.what), e));
+        TRY(answer_one(t, k >= 0 ? &t->model.params.list[k].p : NULL, &x,
+                       saved_type(t, &s->full->list[q.index].p, (enum what)q.what), e));
     }
 }
 

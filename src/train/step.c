@@ -51,7 +51,7 @@ static struct run_info run_of(const struct trainer *t, int64_t k)
                              .last_mb = k == t->n_micro - 1,
                              .scale = t->scale[0],
                              .mtp_scale = t->scale + 1,
-                             .mb_share = 1.0 / (double)(t->n_micro * t->model.mesh.dp * t->model.mesh.cp),
+                             .mb_share = 1.0 / (double)(t->n_micro * t->model.mesh.stage),
                              .tokens = b->part.tokens,
                              .labels = b->part.labels,
                              .pos = b->part.pos,

@@ -72,17 +72,18 @@ static int set_options(struct config *c, const char *options, struct err *e)
 
 static int variant_config(struct config *c, const struct verify *v, const struct verify_case *variant, struct err *e)
 {
-    char number[4][16];
-    const int value[] = {variant->pp, variant->vpp, variant->ep, verify_cp(variant)};
-    static const char *const name[] = {"parallel.pp", "parallel.vpp", "parallel.ep", "parallel.cp"};
+    char number[16];
+    const int value[] = {variant->pp, variant->vpp, variant->ep, variant->tp, variant->cp, variant->etp};
+    static const char *const name[] = {"parallel.pp", "parallel.vpp", "parallel.ep",
+                                       "parallel.tp", "parallel.cp",  "parallel.etp"};
     TRY(config_init(c, e));
     TRY(verify_copy(c, &v->cfg, e));
     for (int i = 0; i < countof(value); i++) {
-        snprintf(number[i], sizeof number[i], "%d", value[i]);
-        TRY(config_set(c, name[i], number[i], NULL, e));
+        snprintf(number, sizeof number, "%d", value[i] > 0 ? value[i] : 1);
+        TRY(config_set(c, name[i], number, NULL, e));
     }
-    snprintf(number[0], sizeof number[0], "%d", variant->ranks);
-    TRY(config_set(c, "parallel.ranks", number[0], NULL, e));
+    snprintf(number, sizeof number, "%d", variant->ranks);
+    TRY(config_set(c, "parallel.ranks", number, NULL, e));
     if (variant->pp * variant->vpp > 1)
         TRY(cut_pattern(c, variant->pp * variant->vpp, e));
     TRY(set_options(c, variant->options, e));
@@ -237,14 +238,16 @@ struct rank_run {
     } found[16];
 };
 
-/* Largest difference of t from elements [first, ...) of whole, over the whole's largest. */
-static double difference(const struct tensor *t, const double *whole, int64_t whole_n, int64_t first)
+/* Largest difference of t, the elements from `first` on of this rank's part of p, from the whole parameter, over the
+ * whole's largest. */
+static double difference(const struct tensor *t, const double *whole, int64_t whole_n, const struct param *p,
+                         int64_t first)
 {
     double most = 0, size = 0;
     for (int64_t i = 0; i < whole_n; i++)
         size = fmax(size, fabs(whole[i]));
     for (int64_t i = 0, n = tensor_elems(t); i < n; i++) {
-        double d = fabs(tensor_get(t, i) - whole[first + i]);
+        double d = fabs(tensor_get(t, i) - whole[param_run_from(p, first + i).whole]);
         if (isnan(d))
             return INFINITY;
         most = fmax(most, d);
@@ -270,13 +273,13 @@ static void compare_params(struct rank_run *run, const struct trainer *t, bool m
             note(f, &f->param, INFINITY, p->key);
             continue;
         }
-        int64_t n = param_elems(&v->params.list[at].p), first = slice_first(p);
+        int64_t n = param_elems(&v->params.list[at].p);
         if (!moments) {
             struct tensor x = model_param(&t->model, k);
-            note(f, &f->param, difference(&x, v->value[at], n, first + model_param_kept(&t->model, k).first), p->key);
+            note(f, &f->param, difference(&x, v->value[at], n, p, model_param_kept(&t->model, k).first), p->key);
         } else if (param_trained(p)) {
             struct tensor m = optim_state(&t->model, k, 0);
-            double d = difference(&m, v->moment[at], n, first + shard_updated(&t->model, k).first);
+            double d = difference(&m, v->moment[at], n, p, shard_updated(&t->model, k).first);
             note(f, &f->grad, d * v->weight[at], p->key);
         }
     }
@@ -359,7 +362,7 @@ int verify_run(struct verify *v, const struct verify_case *variant, const struct
     *row = (struct verify_row){.variant = variant};
     if (variant->ranks > countof(run.found))
         return err_set(e, ST_INTERNAL, "%d ranks are more than %d", variant->ranks, countof(run.found));
-    TRY(plain_for(v, variant->ranks / (variant->pp * verify_cp(variant)), &run.plain, e));
+    TRY(plain_for(v, variant->ranks / (variant->pp * verify_cp(variant) * verify_tp(variant)), &run.plain, e));
     int st = world_threads(&o, run_rank, &run, &why);
     row->seconds = time_now() - begin;
     if (st == ST_USAGE) {

@@ -13,8 +13,9 @@ struct verify_case {
     const char *name;
     int ranks, pp, vpp, ep;
     const char *options; /* beside those: "parallel.overlap=ep plan.delay_dw=on" */
-    int cp;              /* 0 counts as 1 */
+    int cp, tp, etp;     /* 0 counts as 1 */
 };
+static inline int verify_tp(const struct verify_case *v) { return v->tp > 0 ? v->tp : 1; }
 static inline int verify_cp(const struct verify_case *v) { return v->cp > 0 ? v->cp : 1; }
 /* All variants; those that need experts do not apply to models without. */
 const struct verify_case *verify_cases(int *n);

@@ -53,6 +53,21 @@ static const struct verify_case cases[] = {
     {"CP2 x PP2", 4, 2, 1, 1, .options = "", .cp = 2},
     {"CP2 x EP4, overlap", 4, 1, 1, 4, .options = "parallel.overlap=ep", .cp = 2},
     {"CP4 x EP2, zero 2", 4, 1, 1, 2, .options = "parallel.zero=2", .cp = 4},
+    {"TP2", 2, 1, 1, 1, .options = "", .tp = 2},
+    {"TP4", 4, 1, 1, 1, .options = "", .tp = 4},
+    {"TP2, everything recomputed, lanes in random order, poisoned", 2, 1, 1, 1,
+     .options = "plan.recompute=full plan.random_lanes=3 plan.poison=on", .tp = 2},
+    {"TP2, weight gradients delayed", 2, 1, 1, 1, .options = "plan.delay_dw=on", .tp = 2},
+    {"TP2 x DP2, zero 0", 4, 1, 1, 1, .options = "parallel.zero=0", .tp = 2},
+    {"TP2 x DP2, zero 2", 4, 1, 1, 1, .options = "parallel.zero=2", .tp = 2},
+    {"TP2 x DP2, zero 3", 4, 1, 1, 1, .options = "parallel.zero=3", .tp = 2},
+    {"TP2 x PP2", 4, 2, 1, 1, .options = "", .tp = 2},
+    {"TP2 x EP2", 2, 1, 1, 2, .options = "", .tp = 2},
+    {"TP2 x EP4, ranks of two microbatches", 4, 1, 1, 4, .options = "", .tp = 2},
+    {"TP4 x EP2", 4, 1, 1, 2, .options = "", .tp = 4},
+    {"TP2 x PP2 x VPP2 x EP2, overlap", 4, 2, 2, 2, .options = "parallel.overlap=ep", .tp = 2},
+    {"TP2 x CP2", 4, 1, 1, 1, .options = "", .tp = 2, .cp = 2},
+    {"TP2 x CP2 x EP4, zero 2", 8, 1, 1, 4, .options = "parallel.zero=2", .tp = 2, .cp = 2},
 };
 
 const struct verify_case *verify_cases(int *n)
@@ -84,30 +99,31 @@ bool verify_applies(const struct config *small, const struct verify_case *varian
 
 /* ---- combinations ---------------------------------------------------------------------------- */
 
-enum factor { PP, CP, VPP, EP, COPIES, ZERO, OVERLAP, DELAY, RECOMPUTE, FACTORS };
+enum factor { PP, CP, TP, VPP, EP, COPIES, ZERO, OVERLAP, DELAY, RECOMPUTE, FACTORS };
 enum { MOST_RANKS = 8, MOST_VALUES = 4 };
 struct combination {
     int value[FACTORS]; /* index into values[] */
 };
-static const int n_values[FACTORS] = {
-    [PP] = 3, [CP] = 3, [VPP] = 2, [EP] = 3, [COPIES] = 4, [ZERO] = 4, [OVERLAP] = 3, [DELAY] = 2, [RECOMPUTE] = 2};
-static const int numbers[FACTORS][MOST_VALUES] = {[PP] = {1, 2, 4}, [CP] = {1, 2, 4},        [VPP] = {1, 2},
-                                                  [EP] = {1, 2, 4}, [COPIES] = {1, 2, 4, 8}, [ZERO] = {0, 1, 2, 3}};
+static const int n_values[FACTORS] = {[PP] = 3,     [CP] = 3,   [TP] = 2,      [VPP] = 2,   [EP] = 3,
+                                      [COPIES] = 4, [ZERO] = 4, [OVERLAP] = 3, [DELAY] = 2, [RECOMPUTE] = 2};
+static const int numbers[FACTORS][MOST_VALUES] = {
+    [PP] = {1, 2, 4}, [CP] = {1, 2, 4},        [TP] = {1, 2},        [VPP] = {1, 2},
+    [EP] = {1, 2, 4}, [COPIES] = {1, 2, 4, 8}, [ZERO] = {0, 1, 2, 3}};
 static const char *const overlaps[] = {"none", "ep", "dw"};
 
 static int number(const struct combination *c, enum factor f) { return numbers[f][c->value[f]]; }
-/* Ranks of a stage; those that share the batch. */
+/* Ranks of a stage; those of them that share a microbatch. */
 static int stage_of(const struct combination *c) { return number(c, EP) * number(c, COPIES); }
-static int dp_of(const struct combination *c) { return stage_of(c) / number(c, CP); }
+static int inner_of(const struct combination *c) { return number(c, CP) * number(c, TP); }
 
 /* What rules or schedules refuse, and what would be another combination under a second name. */
 static bool legal(const struct combination *c, bool experts, bool parts)
 {
     int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), stage = stage_of(c);
-    if (pp * stage > MOST_RANKS || (ep > 1 && !experts) || pp * vpp > 4 || stage % number(c, CP) != 0 ||
+    if (pp * stage > MOST_RANKS || (ep > 1 && !experts) || pp * vpp > 4 || stage % inner_of(c) != 0 ||
         (number(c, CP) > 1 && !parts))
         return false;
-    int micros = VERIFY_BATCH / dp_of(c);
+    int micros = VERIFY_BATCH * inner_of(c) / stage;
     if ((number(c, ZERO) == 3 && pp > 1) || (number(c, ZERO) != 1 && stage == 1))
         return false;
     bool overlap = c->value[OVERLAP] > 0, with_ep = c->value[OVERLAP] == 1;
@@ -129,9 +145,11 @@ static bool next(struct combination *c)
 static int name_case(struct verify_list *l, const struct combination *c, struct verify_case *out, struct err *e)
 {
     struct buf name, options;
-    int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), copies = number(c, COPIES);
+    int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), copies = number(c, COPIES), tp = number(c, TP);
     buf_init(&name, 0);
     buf_init(&options, 0);
+    if (tp > 1)
+        buf_addf(&name, "TP%d over ", tp);
     buf_addf(&name, "PP%d x VPP%d x CP%d x EP%d x %d, zero %d", pp, vpp, number(c, CP), ep, copies, number(c, ZERO));
     buf_addf(&name, "%s%s%s%s", c->value[OVERLAP] ? ", overlap " : "",
              c->value[OVERLAP] ? overlaps[c->value[OVERLAP]] : "", c->value[DELAY] ? ", delayed" : "",
@@ -141,7 +159,8 @@ static int name_case(struct verify_list *l, const struct combination *c, struct 
     int st = buf_check(&name, e);
     if (st == ST_OK)
         st = buf_check(&options, e);
-    *out = (struct verify_case){.ranks = pp * ep * copies, .pp = pp, .vpp = vpp, .ep = ep, .cp = number(c, CP)};
+    *out =
+        (struct verify_case){.ranks = pp * ep * copies, .pp = pp, .vpp = vpp, .ep = ep, .cp = number(c, CP), .tp = tp};
     if (st == ST_OK) {
         out->name = arena_strdup(&l->text, name.text);
         out->options = arena_strdup(&l->text, options.text);

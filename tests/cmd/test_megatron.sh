@@ -26,7 +26,11 @@ ok "a script with LayerNorm and learned positions runs" runs "$BRAID" train "${o
 ok "and has its positions" prints 'position_embeddings.weight  F32 .40, 32' ls_of "$dir"/older/checkpoints/step-*/model.safetensors
 ok "and its biases of norms" prints 'linear_fc1.layer_norm_bias  F32 .32' ls_of "$dir"/older/checkpoints/step-*/model.safetensors
 ok "another norm is refused" fails 2 'norms are RMSNorm' "$BRAID" train --normalization ScaleNorm
-ok "tensor parallelism is refused" fails 2 'tensor parallelism is not built yet' "$BRAID" train --tensor-model-parallel-size 4
+# shellcheck disable=SC2046 # words of options
+ok "tensor parallelism runs" runs "$BRAID" train "${gpt[@]}" "${files[@]}" --run.threads=1 --save "$dir/tp" --parallel.ranks=2 \
+    $(echo "${training[@]}" | sed 's/tensor-model-parallel-size 1/tensor-model-parallel-size 2/')
+ok "with the losses of one rank" test "$(losses "$dir/tp" | cut -c1-6)" = "$(losses "$dir/gpt" | cut -c1-6)"
+ok "tensor parallelism needs its ranks" fails 2 'start a multiple of 4 ranks' "$BRAID" train --tensor-model-parallel-size 4
 ok "stages of unequal size" runs train --model.pattern='*-*-' --train.steps=3 --train.global_batch=4 --parallel.ranks=2 --parallel.pp=2 \
     --parallel.first_layers=1 --run.dir="$dir/uneven"
 ok "of equal size" runs train --model.pattern='*-*-' --train.steps=3 --train.global_batch=4 --parallel.ranks=2 --parallel.pp=2 --run.dir="$dir/even"

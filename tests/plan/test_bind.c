@@ -60,6 +60,44 @@ static void views_and_calls_in_a_row_give_what_the_ops_give(void **state)
     rig_release(&r);
 }
 
+/* Two products fill rows of a matrix, two sums halves of a vector: the first microbatch of a step overwrites all of it,
+ * whatever is there, and a second one adds. */
+static void calls_fill_a_slot_part_by_part(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_init(&r);
+    struct graph *g = &r.g;
+    slot_id x = param(&r, "x", ARENA_PARAM, 3, 4), out = param(&r, "out", ARENA_GRAD, 4, 4),
+            sums = param(&r, "sums", ARENA_GRAD, 1, 8);
+    struct tensor in = of(g, x), t = of(g, out), v = of(g, sums);
+    v = tensor_1d(v.data, v.dtype, 8);
+    int n = graph_node(g, "node", LANE_COMPUTE, NULL);
+    for (int k = 0; k < 2; k++) {
+        GRAPH_OP(g, n, PH_FWD, gemm, .a = tensor_cols(&in, 2 * k, 2), .b = in, .c = tensor_rows(&t, 2 * k, 2),
+                 .trans_a = true, .alpha = 1);
+        GRAPH_OP(g, n, PH_FWD, colsum, .x = in, .out = tensor_rows(&v, 4 * k, 4));
+    }
+    rig_make(&r);
+    rig_run(&r, true);
+    rig_run(&r, true);
+    rig_run(&r, false);
+    const double *a = (const double *)(const void *)r.m.base[ARENA_PARAM],
+                 *grad = (const double *)(const void *)(r.m.base[ARENA_GRAD] + g->slots[out].offset),
+                 *sum = (const double *)(const void *)(r.m.base[ARENA_GRAD] + g->slots[sums].offset);
+    for (int i = 0; i < 4; i++)
+        for (int c = 0; c < 4; c++) {
+            double want = 0, column = 0;
+            for (int k = 0; k < 3; k++) {
+                want += a[4 * k + i] * a[4 * k + c];
+                column += a[4 * k + c];
+            }
+            assert_true(fabs(grad[4 * i + c] - 2 * want) < 1e-12);
+            assert_true(fabs(sum[c] - 2 * column) < 1e-12 && fabs(sum[4 + c] - 2 * column) < 1e-12);
+        }
+    rig_release(&r);
+}
+
 static void a_required_field_that_is_not_bound_is_named(void **state)
 {
     (void)state;
@@ -206,6 +244,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(views_and_calls_in_a_row_give_what_the_ops_give),
+        cmocka_unit_test(calls_fill_a_slot_part_by_part),
         cmocka_unit_test(a_required_field_that_is_not_bound_is_named),
         cmocka_unit_test(two_results_in_one_place_are_named),
         cmocka_unit_test(a_part_of_a_slot_that_is_bound_twice_is_named),

@@ -40,6 +40,11 @@ static const struct mesh_case expert_meshes[] = {
     {"ep4 tight", 4, "parallel.ep=4 parallel.ep_capacity=0.3"}, /* too little: buffers grow and the step is repeated */
     {"pp2 ep2", 4, "parallel.pp=2 parallel.ep=2"},
 };
+/* Ranks that divide the rows of a microbatch report the losses of routers for their own. */
+static const struct mesh_case row_meshes[] = {
+    {"one", 1, ""},
+    {"tp2 ep4 zero 3", 4, "parallel.tp=2 parallel.ep=4 parallel.zero=3"},
+};
 /* Embedding and head share a weight, which both ends of a pipeline hold, as do depths of prediction. */
 static const struct mesh_case deep_meshes[] = {
     {"one", 1, ""},
@@ -48,6 +53,8 @@ static const struct mesh_case deep_meshes[] = {
     {"pp2 vpp2", 2, "parallel.pp=2 model.pattern=*|-|*|-/*-"},
     {"dp2 zero 3", 2, "parallel.zero=3"},
     {"pp2 dp2 zero 2", 4, "parallel.pp=2 parallel.zero=2"},
+    {"tp2", 2, "parallel.tp=2"}, /* two ranks share keys and values */
+    {"tp2 pp2 zero 2", 4, "parallel.tp=2 parallel.pp=2 parallel.zero=2"},
 };
 static const struct model_case models[] = {
     {"odd sizes", "model.pattern=*-*- model.hidden=18 model.heads=3 model.ffn=25 model.bias=on model.qk_norm=on",
@@ -59,8 +66,12 @@ static const struct model_case models[] = {
     /* Documents within samples: how many labels count differs from rank to rank. */
     {"deep",
      "model.pattern=*-*-/*- model.tied=on model.mtp_scale=0.3 model.dropout=0.1 data.eod=on data.eod_mask=on "
-     "model.vocab=257",
+     "model.vocab=260 model.kv_heads=1",
      deep_meshes, countof(deep_meshes)},
+    {"experts and rows",
+     "model.pattern=*E-E model.experts=4 model.topk=2 model.expert_ffn=12 model.shared_ffn=8 model.shared_gate=on "
+     "model.router_score=sigmoid model.router_bias=on model.aux_loss=0.01",
+     row_meshes, countof(row_meshes)},
 };
 
 static const char *const common =

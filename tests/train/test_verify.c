@@ -66,6 +66,13 @@ static const struct verify_case *variant_named(const char *name)
 
 /* ---- everything right ------------------------------------------------------------------------ */
 
+/* Four ranks find no part each where there are two groups; two of them must. */
+static bool cannot_divide(const struct verify_case *variant, const struct verify_row *row)
+{
+    return row->outcome == VERIFY_REFUSED && variant->tp > 2 &&
+           strstr(row->why.msg, "groups cannot be shared by 4 ranks") != NULL;
+}
+
 static void run_ways(struct fixture *f, const struct verify_case *variants, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -73,7 +80,7 @@ static void run_ways(struct fixture *f, const struct verify_case *variants, int 
         if (!verify_applies(&f->small, &variants[i]))
             continue;
         assert_ok(verify_run(f->v, &variants[i], NULL, &row, &f->e), &f->e);
-        if (row.outcome > VERIFY_CLOSE)
+        if (row.outcome > VERIFY_CLOSE && !cannot_divide(&variants[i], &row))
             fail_msg("%s: loss %g, norm %g, gradient %g, parameter %g in %s %s", variants[i].name, row.loss, row.norm,
                      row.grad, row.param, row.where, row.why.msg);
         if (variants[i].ranks == 1) /* one rank, whatever the schedule: the same bits */
@@ -192,7 +199,9 @@ static void balance_over_a_step_agrees(void **state)
     for (int i = 0; i < n; i++) {
         struct verify_row row;
         assert_ok(verify_run(f.v, &all[i], NULL, &row, &f.e), &f.e);
-        if (row.outcome > VERIFY_CLOSE)
+        bool dropping =
+            row.outcome == VERIFY_REFUSED && all[i].tp > 1 && strstr(row.why.msg, "router_capacity") != NULL;
+        if (row.outcome > VERIFY_CLOSE && !dropping)
             fail_msg("%s: loss %g, norm %g, gradient %g, parameter %g in %s %s", all[i].name, row.loss, row.norm,
                      row.grad, row.param, row.where, row.why.msg);
     }
@@ -294,6 +303,16 @@ static void leave_experts_out_of_the_norm(struct trainer *t)
     replace(&t->optim.g, "update.norm", norm_without_experts);
 }
 
+/* A scatter that takes this rank's rows of its own part, without the parts of the others. */
+static int take_own_rows(const struct step_ctx *c)
+{
+    enum { ALL, PART };
+    int64_t bytes = tensor_bytes(&c->t[PART]);
+    const struct model *m = before.m;
+    memcpy(c->t[PART].data, (char *)c->t[ALL].data + m->mesh.tp_rank * bytes, (size_t)bytes);
+    return ST_OK;
+}
+
 /* Gradients of experts are counted once for each rank of their group too often. */
 static int reduce_twice(const struct step_ctx *c)
 {
@@ -321,12 +340,57 @@ static void forget_the_second_gather(struct trainer *t)
             g->nodes[i].phase[PH_REPLAY].fn = gather_forward_only;
 }
 
+/* What tensor-parallel ranks have in common: gains of norms, routers, the gate of a shared expert. */
+static void replicated_reduction_lost(struct trainer *t)
+{
+    replace(&t->train.g, "0.unit.reduce_replicated", do_nothing);
+}
+static void replicated_reduction_of_experts_lost(struct trainer *t)
+{
+    replace(&t->train.g, "1.unit.reduce_replicated", do_nothing);
+}
+
+/* A layer's output is what this rank's channels give. */
+static void rows_are_not_summed(struct trainer *t)
+{
+    before.m = &t->model;
+    replace(&t->train.g, "1.tp.scattered", take_own_rows);
+}
+
+/* The gradient of the input is that of a rank's own heads. */
+static void input_gradient_is_not_summed(struct trainer *t)
+{
+    struct graph *g = &t->train.g;
+    before.m = &t->model;
+    for (int i = 0; i < g->n_nodes; i++)
+        if (strcmp(g->nodes[i].name, "0.tp.gathered") == 0) {
+            g->nodes[i].phase[PH_BWD].fn = take_own_rows;
+            return;
+        }
+    fail_msg("attention gathers nothing");
+}
+
+/* Loads of routers are those of a rank's own rows. */
+static void batch_load_is_not_summed(struct trainer *t) { replace(&t->train.g, "1.moe.sequence_sum", do_nothing); }
+
 static void mistakes_of_other_programs_are_found(void **state)
 {
     static const struct {
         const char *name, *pattern, *variant, *where;
         void (*trainer)(struct trainer *t);
     } cases[] = {
+        /* NVIDIA/Megatron-LM 7452, finding 11: the gain of GDN's norm, which heads of several ranks share, is not summed */
+        {"gdn_out_norm_not_summed_over_tp", "G-G-", "TP2", "layers.0.", replicated_reduction_lost},
+        /* the same for the norms of queries and keys, and for what is replicated in front of any layer */
+        {"norm_not_summed_over_tp", "*-*-", "TP2", "layer_norm_weight", replicated_reduction_lost},
+        /* torchtitan 4054, 1878: the router and all below it lose their sum over tp when EP is off, and when it is on */
+        {"router_not_summed_over_tp_without_ep", "*E*E", "TP2", "layers.1.", replicated_reduction_of_experts_lost},
+        {"router_not_summed_over_tp_with_ep", "*E*E", "TP2 x EP2", "layers.1.", replicated_reduction_of_experts_lost},
+        {"router_loss_of_own_rows_only", "*E*E", "TP2", "", batch_load_is_not_summed},
+        /* NVIDIA/Megatron-LM 5916 with EP > 1 and TP > 1 */
+        {"expert_norm_left_out_under_tp", "*E*E", "TP2 x EP2", "", leave_experts_out_of_the_norm},
+        {"layer_output_not_summed_over_tp", "*-*-", "TP2", "", rows_are_not_summed},
+        {"input_gradient_not_summed_over_tp", "*-*-", "TP2", "", input_gradient_is_not_summed},
         /* NVIDIA/Megatron-LM 5916: the norm, and with it clipping, leaves out experts with EP > 1 */
         {"expert_norm_left_out", "*E*E", "EP2", "", leave_experts_out_of_the_norm},
         /* pytorch 160285: gradients of experts are too large by a factor when they are shared */

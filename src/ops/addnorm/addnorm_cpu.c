@@ -16,7 +16,7 @@ enum { STRIP = 256 }; /* columns one thread adds up at a time */
 /* factor[i] of channel first + i, i < DROPOUT_RUN, of token t: 0 or 1 / (1 - p). */
 static void drop_factors(const struct dropout_rule *r, int64_t t, int64_t first, float *factor)
 {
-    struct draw_place at = dropout_place(r->info.data, t, r->seq);
+    struct draw_place at = dropout_place(r->info.data, t + r->first, r->seq);
     uint32_t bits[DROPOUT_RUN], threshold = dropout_threshold(r->p);
     float kept = (float)(1 / (1 - r->p));
     dropout_bits(r->key, at.step, at.sample, at.pos, first, bits);

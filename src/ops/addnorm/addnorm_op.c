@@ -85,6 +85,7 @@ static const struct op_sample samples[] = {
     {"rows=9 d=21 no_y=1 no_w=1 no_dy=1 no_rstd=1"},
     {"rows=9 d=21 no_y=1 no_w=1 no_dy=1 no_rstd=1 no_bias=1 p=0.5 strided=1"},
     {"rows=12 d=65 p=0.25 seq=5"},
+    {"rows=12 d=65 p=0.25 seq=5 first=24"},
     {"rows=67 d=130 p=0.1 seq=3 no_bias=1 strided=1"},
     {"rows=10 d=7 p=0.5 seq=1 no_w=1 zero_centered=1 key=5"},
     {"rows=37 d=264 p=0.1 seq=5"},
@@ -138,7 +139,8 @@ static const struct op_sample bwd_bench[] = {
 #define DROP_ATTRS(op)                                                                                                 \
     OP_ATTR_IN(op, double, "p", drop.p, 0)                                                                             \
     OP_ATTR_IN(op, uint64_t, "key", drop.key, 77)                                                                      \
-    OP_ATTR_IN(op, int64_t, "seq", drop.seq, 4)
+    OP_ATTR_IN(op, int64_t, "seq", drop.seq, 4)                                                                        \
+    OP_ATTR_IN(op, int64_t, "first", drop.first, 0)
 OP_FIELDS(addnorm_fwd, ADDNORM_FWD_FIELDS, OP_FIELD_IN(addnorm_fwd, "info", drop.info, OPT, I64, "4"));
 OP_ATTRS(addnorm_fwd, ADDNORM_FWD_FIELDS, DROP_ATTRS(addnorm_fwd));
 OP_CALLS(addnorm_fwd);

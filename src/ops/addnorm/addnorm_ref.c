@@ -15,7 +15,7 @@ static double drop_factor(const struct dropout_rule *r, int64_t t, int64_t c)
 {
     if (r->p == 0)
         return 1;
-    struct draw_place at = dropout_place(r->info.data, t, r->seq);
+    struct draw_place at = dropout_place(r->info.data, t + r->first, r->seq);
     bool keep = dropout_keep(r->key, dropout_threshold(r->p), at.step, at.sample, at.pos, c);
     return keep ? 1 / (1 - r->p) : 0;
 }

@@ -192,19 +192,24 @@ __device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f
 struct drop_rule {
     uint64_t key;
     const int64_t *info; /* NULL: nothing is dropped */
-    int64_t seq;
+    int64_t seq, first;
     uint32_t threshold;
     float kept; /* 1 / (1 - p) */
 };
 static inline struct drop_rule drop_rule_of(const struct dropout_rule *r)
 {
-    struct drop_rule d = {r->key, r->p > 0 ? (const int64_t *)r->info.data : NULL, r->seq > 0 ? r->seq : 1,
-                          dropout_threshold(r->p), (float)(1 / (1 - r->p))};
+    struct drop_rule d = {r->key,
+                          r->p > 0 ? (const int64_t *)r->info.data : NULL,
+                          r->seq > 0 ? r->seq : 1,
+                          r->first,
+                          dropout_threshold(r->p),
+                          (float)(1 / (1 - r->p))};
     return d;
 }
 /* Where a row stands in the stream of random numbers: dropout_place, with the short division where that does. */
-__device__ __forceinline__ struct draw_place drop_row_of(const struct drop_rule &d, int64_t row)
+__device__ __forceinline__ struct draw_place drop_row_of(const struct drop_rule &d, int64_t t)
 {
+    int64_t row = t + d.first;
     bool small = row < (1ll << 32) && d.seq < (1ll << 32);
     int64_t sample = small ? (int64_t)((unsigned)row / (unsigned)d.seq) : row / d.seq;
     struct draw_place r = {d.info[0], d.info[1] + sample, d.info[2] + row - sample * d.seq};

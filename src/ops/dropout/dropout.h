@@ -3,7 +3,8 @@
  *   x, y [tokens, d], each real or wide: what enters a wide residual stream, or its gradient that leaves it, changes
  *   its type on the way. y may be x if they are of one type. Its own backward: apply it to dy.
  *   info I64 [4] on the device: [0] step, [1] global index of the first sample, [2] position of the first row of
- *   every sample, where the rows are a part of it (dropout_place).
+ *   every sample, where the rows are a part of it (dropout_place). first: rows of the microbatch in front of row 0,
+ *   which other ranks have.
  *   p = 0 copies. key names the site (rng_key). */
 #ifndef BRAID_OPS_DROPOUT_H
 #define BRAID_OPS_DROPOUT_H
@@ -13,7 +14,7 @@
 struct dropout_rule {
     double p;
     uint64_t key;
-    int64_t seq;
+    int64_t seq, first;
     struct tensor info;
 };
 

@@ -7,7 +7,7 @@
 
 static void drop_row(const struct dropout_rule *r, int64_t t, const float *x, float *y, int64_t d)
 {
-    struct draw_place at = dropout_place(r->info.data, t, r->seq);
+    struct draw_place at = dropout_place(r->info.data, t + r->first, r->seq);
     uint32_t threshold = dropout_threshold(r->p), bits[DROPOUT_RUN];
     float scale = (float)(1 / (1 - r->p));
     for (int64_t first = 0; first < d; first += DROPOUT_RUN) {

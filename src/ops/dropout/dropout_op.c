@@ -11,6 +11,8 @@ int dropout_check(const struct dropout_args *a, struct err *e)
         return err_set(e, ST_INVALID, "dropout: p is %g, expected 0 <= p < 1", r->p);
     if (r->p == 0)
         return ST_OK;
+    if (r->first < 0)
+        return err_set(e, ST_INVALID, "dropout: first is %lld, expected 0 or more", (long long)r->first);
     if (r->seq < 1)
         return err_set(e, ST_INVALID, "dropout: seq is %lld, expected at least 1", (long long)r->seq);
     CHECK_T("dropout", "info", &r->info, DT_I64, 1, 4);
@@ -52,6 +54,7 @@ static const struct op_sample samples[] = {
     {"rows=70 d=65 p=0.25 seq=70"},
     {"rows=9 d=66 p=0.5 strided=1"},
     {"rows=37 d=264 seq=5"},
+    {"rows=37 d=264 seq=5 first=18"},
     {"rows=37 d=264 seq=5 wide_y=1"},
     {"rows=9 d=66 p=0.5 wide_y=1 strided=1"},
     {"rows=13 d=64 p=0 wide_y=1"},
@@ -69,7 +72,7 @@ static const struct op_sample bench[] = {
 OP_FIELDS(dropout, DROPOUT_FIELDS, OP_FIELD_IN(dropout, "info", rule.info, OPT, I64, "4"));
 OP_ATTRS(dropout, DROPOUT_FIELDS,
          OP_ATTR_IN(dropout, double, "p", rule.p, 0.1) OP_ATTR_IN(dropout, uint64_t, "key", rule.key, 12345)
-             OP_ATTR_IN(dropout, int64_t, "seq", rule.seq, 4));
+             OP_ATTR_IN(dropout, int64_t, "seq", rule.seq, 4) OP_ATTR_IN(dropout, int64_t, "first", rule.first, 0));
 OP_CALLS(dropout);
 const struct op_desc dropout_desc = {
     OP_IS(dropout),

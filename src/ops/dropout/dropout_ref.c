@@ -12,7 +12,7 @@ int dropout_ref(struct lane *l, const struct dropout_args *a)
         double *y = f64_row(&a->y, t);
         struct draw_place at = {0};
         if (r->p > 0)
-            at = dropout_place(r->info.data, t, r->seq);
+            at = dropout_place(r->info.data, t + r->first, r->seq);
         for (int64_t c = 0; c < a->x.dim[1]; c++) {
             bool keep = r->p == 0 || dropout_keep(r->key, threshold, at.step, at.sample, at.pos, c);
             y[c] = keep ? x[c] / (1 - r->p) : 0;

@@ -13,19 +13,19 @@ enum { CHUNK = 1024, DIGITS = 256 };
 
 /* A vector of V elements a thread. */
 template <typename T, int V>
-static __global__ void __launch_bounds__(256)
-    gather_rows(const int32_t *token, int64_t rows, const T *w, int64_t vocab, int64_t d, T *y, int64_t y_stride)
+static __global__ void __launch_bounds__(256) gather_rows(const int32_t *token, int64_t rows, const T *w, int64_t vocab,
+                                                          int64_t d, T *y, int64_t y_stride, int64_t first, bool part)
 {
     unsigned vectors = (unsigned)(d / V);
     int64_t total = rows * vectors, i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= total)
         return;
     int64_t row = total < (1ll << 32) ? (int64_t)((unsigned)i / vectors) : i / vectors, at = (i - row * vectors) * V,
-            id = token[row];
+            id = token[row] - first;
     float value[V];
 #pragma unroll
     for (int e = 0; e < V; e++)
-        value[e] = __int_as_float(0x7fffffff);
+        value[e] = part ? 0.0f : __int_as_float(0x7fffffff);
     if (id >= 0 && id < vocab)
         load_floats(w + id * d + at, value);
     store_floats(y + row * y_stride + at, value);
@@ -38,10 +38,10 @@ template <typename T> static int gather(struct lane *l, const struct embed_fwd_a
     const int32_t *token = (const int32_t *)a->token.data;
     if (aligned16(&a->w) && aligned16(&a->y))
         LAUNCH(l, (gather_rows<T, V>), (unsigned)ceil_div(rows * (d / V), 256), 256, 0, token, rows,
-               (const T *)a->w.data, vocab, d, (T *)a->y.data, stride);
+               (const T *)a->w.data, vocab, d, (T *)a->y.data, stride, a->first, a->part);
     else
         LAUNCH(l, (gather_rows<T, 1>), (unsigned)ceil_div(rows * d, 256), 256, 0, token, rows, (const T *)a->w.data,
-               vocab, d, (T *)a->y.data, stride);
+               vocab, d, (T *)a->y.data, stride, a->first, a->part);
     return ST_OK;
 }
 
@@ -54,17 +54,22 @@ extern "C" int embed_fwd_cuda(struct lane *l, const struct embed_fwd_args *a)
 /* ---- sorting tokens by id -------------------------------------------------------------------- */
 
 /* One pass: from (key, index) pairs to (key, index) pairs. In the first pass keys are the tokens, clamped into the
- * vocabulary, and indices count. */
+ * vocabulary, and indices count; of a part of a table, those of other rows get the id `vocab`, behind all others. */
 struct sort_pass {
     const int32_t *token; /* first pass, else NULL */
     const int2 *from;
     int2 *to;
     int32_t *counts; /* [chunks, DIGITS] */
-    int n, vocab, shift;
+    int n, vocab, shift, first;
+    bool part;
 };
 __device__ __forceinline__ int2 sort_item(const struct sort_pass &p, int i)
 {
-    return p.token != NULL ? make_int2(min(max(p.token[i], 0), p.vocab - 1), i) : p.from[i];
+    if (p.token == NULL)
+        return p.from[i];
+    int id = p.token[i] - p.first;
+    bool held = id >= 0 && id < p.vocab;
+    return make_int2(p.part && !held ? p.vocab : min(max(id, 0), p.vocab - 1), i);
 }
 
 static __global__ void __launch_bounds__(CHUNK) count_digits(const struct sort_pass p)
@@ -132,10 +137,10 @@ static __global__ void __launch_bounds__(CHUNK) move_by_digit(const struct sort_
 }
 
 /* first[id] = index of the first of its tokens; the others stay -1. */
-static __global__ void __launch_bounds__(256) mark_runs(const int2 *sorted, int n, int32_t *first)
+static __global__ void __launch_bounds__(256) mark_runs(const int2 *sorted, int n, int vocab, int32_t *first)
 {
     int i = blockIdx.x * 256 + threadIdx.x;
-    if (i < n && (i == 0 || sorted[i - 1].x != sorted[i].x))
+    if (i < n && sorted[i].x < vocab && (i == 0 || sorted[i - 1].x != sorted[i].x))
         first[sorted[i].x] = i;
 }
 
@@ -144,8 +149,8 @@ static __global__ void __launch_bounds__(256) mark_runs(const int2 *sorted, int 
 /* For every sorted token and slice of 32 V columns a warp; where a run begins it sums the run into dw[id], else it has
  * nothing to do. */
 template <typename T, int V>
-static __global__ void __launch_bounds__(256)
-    sum_runs(const int2 *sorted, int n, int slices, const T *dy, int64_t dy_stride, float *dw, int64_t d, bool acc)
+static __global__ void __launch_bounds__(256) sum_runs(const int2 *sorted, int n, int vocab, int slices, const T *dy,
+                                                       int64_t dy_stride, float *dw, int64_t d, bool acc)
 {
     constexpr int BATCH = 8;
     int64_t work = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
@@ -154,7 +159,7 @@ static __global__ void __launch_bounds__(256)
     if (i >= n)
         return;
     int id = sorted[i].x;
-    if (i > 0 && sorted[i - 1].x == id)
+    if (id >= vocab || (i > 0 && sorted[i - 1].x == id))
         return;
     bool mine = column < d;
     float sum[V] = {}, *to = dw + (int64_t)id * d + column;
@@ -229,9 +234,11 @@ static int sort_tokens(struct lane *l, const struct embed_bwd_args *a, const str
                           (int32_t *)(work + at->counts),
                           (int)a->token.dim[0],
                           (int)a->dw.dim[0],
-                          0};
+                          0,
+                          (int)a->first,
+                          a->part};
     unsigned chunks = (unsigned)ceil_div(p.n, CHUNK);
-    for (int pass = 0; pass == 0 || (p.vocab - 1) >> p.shift > 0; pass++) {
+    for (int pass = 0; pass == 0 || (p.vocab - !a->part) >> p.shift > 0; pass++) {
         LAUNCH(l, count_digits, chunks, CHUNK, 0, p);
         LAUNCH(l, move_by_digit, chunks, CHUNK, 0, p);
         *sorted = p.to;
@@ -256,11 +263,11 @@ static int sum_by_run(struct lane *l, const struct embed_bwd_args *a, const stru
     if (!a->acc_dw) {
         TRY(cuda_status(l->err, (int)cudaMemsetAsync(first, 0xFF, (size_t)vocab * sizeof *first, stream_of(l)),
                         "cudaMemsetAsync(embed runs)"));
-        LAUNCH(l, mark_runs, (unsigned)ceil_div(n, 256), 256, 0, sorted, (int)n, first);
+        LAUNCH(l, mark_runs, (unsigned)ceil_div(n, 256), 256, 0, sorted, (int)n, (int)vocab, first);
         LAUNCH(l, zero_absent<V>, (unsigned)ceil_div(vocab, ZERO_ROWS), 256, 0, first, vocab, dw, d);
     }
-    LAUNCH(l, (sum_runs<T, V>), (unsigned)ceil_div(n * slices, 8), 256, 0, sorted, (int)n, slices, dy, a->dy.stride[0],
-           dw, d, a->acc_dw);
+    LAUNCH(l, (sum_runs<T, V>), (unsigned)ceil_div(n * slices, 8), 256, 0, sorted, (int)n, (int)vocab, slices, dy,
+           a->dy.stride[0], dw, d, a->acc_dw);
     return ST_OK;
 }
 

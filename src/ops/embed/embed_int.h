@@ -4,7 +4,8 @@
 
 #include "tensor/tensor.h"
 
-/* Every id in [0, vocab), or an error naming the first that is not. token is host memory. */
-int embed_token_check(const char *op, const struct tensor *token, int64_t vocab, struct err *e);
+/* Every id in [0, vocab), or an error naming the first that is not; of a part of a table any id from 0 on is right.
+ * token is host memory. */
+int embed_token_check(const char *op, const struct tensor *token, int64_t vocab, bool part, struct err *e);
 
 #endif

@@ -8,14 +8,14 @@ OP_CHECK(embed_fwd)
 
 OP_CHECK(embed_bwd)
 
-int embed_token_check(const char *op, const struct tensor *token, int64_t vocab, struct err *e)
+int embed_token_check(const char *op, const struct tensor *token, int64_t vocab, bool part, struct err *e)
 {
     const int32_t *id = token->data;
     int64_t n = token->dim[0], bad = 0;
     for (int64_t t = 0; t < n; t++)
-        bad += id[t] < 0 || id[t] >= vocab;
+        bad += id[t] < 0 || (!part && id[t] >= vocab);
     for (int64_t t = 0; bad > 0 && t < n; t++)
-        if (id[t] < 0 || id[t] >= vocab) {
+        if (id[t] < 0 || (!part && id[t] >= vocab)) {
             err_set(e, ST_INVALID, "%s: token[%lld] is %d, outside the vocabulary of %lld", op, (long long)t,
                     (int)id[t], (long long)vocab);
             return err_hint(e, "was the data tokenised with another tokenizer?");
@@ -34,6 +34,8 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
     if (!op_arg_is(c, arg, "token"))
         return false;
     int32_t *id = host->data;
+    if (op_attr(c, "part") != 0)
+        vocab *= 3; /* tokens in front of the part, of it and behind it */
     for (int64_t t = 0; t < host->dim[0]; t++) {
         uint64_t below = (uint64_t)(t % 3 == 0 ? vocab : (vocab + 3) / 4);
         id[t] = (int32_t)rng_below(key, (uint64_t)t, below);
@@ -62,6 +64,10 @@ static const struct op_sample samples[] = {
     {"rows=6 vocab=5 d=0"},
     {"rows=200 vocab=3 d=17 acc_dw=1"},
     {"rows=65 vocab=300 d=65"},
+    {"rows=65 vocab=30 d=65 part=1 first=20"},
+    {"rows=65 vocab=4 d=17 part=1 first=5 acc_dw=1"},
+    {"rows=300 vocab=256 d=8 part=1 first=256"},
+    {"rows=9 vocab=5 d=16 part=1 first=900"},
     {"rows=129 vocab=64 d=128 acc_dw=1"},
     {"rows=1025 vocab=257 d=40"},
     {"rows=2100 vocab=66000 d=8 acc_dw=1"},

@@ -232,6 +232,7 @@ static const struct op_sample samples[] = {
     {"rows=33 d=20 streams=8 zero_centered=1"},
     {"rows=18 d=13 streams=8 profile=1 no_gain=1 no_dgain=1 p=0.25"},
     {"rows=66 d=64 p=0.25 seq=5 no_bias=1 no_dbias=1"},
+    {"rows=66 d=64 p=0.25 seq=5 first=33 no_bias=1 no_dbias=1"},
     {"rows=70 d=67 streams=3 p=0.5 seq=3 profile=1"},
     {"rows=13 d=130 p=0.1 strided=1"},
     {"rows=35 d=24 profile=1 strided=1"},

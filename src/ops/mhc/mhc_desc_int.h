@@ -19,7 +19,8 @@
 #define MHC_DROP(op)                                                                                                   \
     OP_ATTR_IN(op, double, "p", drop.p, 0)                                                                             \
     OP_ATTR_IN(op, uint64_t, "key", drop.key, 77)                                                                      \
-    OP_ATTR_IN(op, int64_t, "seq", drop.seq, 4)
+    OP_ATTR_IN(op, int64_t, "seq", drop.seq, 4)                                                                        \
+    OP_ATTR_IN(op, int64_t, "first", drop.first, 0)
 #define MHC_INFO(op) OP_FIELD_IN(op, "info", drop.info, OPT, I64, "4")
 #define MHC_RULE_DROP(op) MHC_RULE(op) MHC_DROP(op)
 #define MHC_BOUNDARY(op) MHC_RULE(op) MHC_KERNELS(op) MHC_DROP(op)

@@ -157,13 +157,15 @@ static const int64_t sample_info[] = {3, 4294967296 + 11, 40, 0};
 /* The stream that x, f and coef_in give: the backward pass may recompute it instead of reading it. */
 static void fill_stream(const struct op_call *c, struct tensor *y)
 {
-    struct dropout_rule drop = {
-        .p = op_attr(c, "p"), .key = (uint64_t)op_attr(c, "key"), .seq = (int64_t)op_attr(c, "seq")};
+    struct dropout_rule drop = {.p = op_attr(c, "p"),
+                                .key = (uint64_t)op_attr(c, "key"),
+                                .seq = (int64_t)op_attr(c, "seq"),
+                                .first = (int64_t)op_attr(c, "first")};
     bool profile_d = op_attr(c, "profile") == MHC_D;
     int64_t n = (int64_t)mhc_streams(c), k = y->dim[1], d = k / n, logits = mhc_logits(n);
     double coef[MHC_MAX_STREAMS * (MHC_MAX_STREAMS + 2)], in[MHC_MAX_STREAMS];
     for (int64_t row = 0; row < y->dim[0]; row++) {
-        struct draw_place place = dropout_place(sample_info, row, max_i64(drop.seq, 1));
+        struct draw_place place = dropout_place(sample_info, row + drop.first, max_i64(drop.seq, 1));
         for (int64_t i = 0; i < logits; i++)
             coef[i] = tensor_get(&T(coef_in), row * logits + i);
         for (int64_t at = 0; at < d; at++) {

@@ -8,7 +8,7 @@
 /* Draws come four channels at a time, from a multiple of four; a stream may start between. count <= DROPOUT_RUN. */
 static void drop_factors(const struct dropout_rule *r, int64_t t, int64_t first, int64_t count, float *factor)
 {
-    struct draw_place at = dropout_place(r->info.data, t, r->seq);
+    struct draw_place at = dropout_place(r->info.data, t + r->first, r->seq);
     uint32_t bits[2 * DROPOUT_RUN], threshold = dropout_threshold(r->p);
     float kept = (float)(1 / (1 - r->p));
     int64_t skip = first % 4;
