@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-/* The calls that it stands for check all but scratch; their values are nowhere yet. */
+/* The calls that it replaces check all but scratch; their values have no memory yet. */
 int act8_fwd_check(const struct act8_fwd_args *a, struct err *e)
 {
     int64_t gate = act8_gate(&a->rule);

@@ -163,7 +163,7 @@ static void fetch_row(const float *row, int64_t n)
         __builtin_prefetch(row + c);
 }
 
-/* One query by itself: decoding. Keys go by in chunks that share one maximum. */
+/* One query by itself: decoding. Keys are taken in chunks that share one maximum. */
 static void fwd_row(const struct attention_fwd_args *a, const struct mask *mask, int64_t batch, int64_t head, int64_t i)
 {
     int64_t d = a->q.dim[3], d_v = a->v.dim[3], group = head / (a->q.dim[2] / a->k.dim[2]);

@@ -1,5 +1,5 @@
-/* layernorm, fast CPU version; see layernorm.h. Rows in parallel; the sums of dw and db go by fixed blocks of rows into
- * work and are then added in block order, so threads do not change the result. */
+/* layernorm, fast CPU version; see layernorm.h. Rows in parallel; the sums of dw and db are taken over fixed blocks of
+ * rows into work and are then added in block order, so threads do not change the result. */
 #include "ops/layernorm/layernorm.h"
 #include "ops/ops_cpu_int.h"
 

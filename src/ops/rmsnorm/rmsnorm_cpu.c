@@ -1,4 +1,4 @@
-/* rmsnorm, fast CPU version; see rmsnorm.h. Rows in parallel; the sums of dw go by fixed blocks of
+/* rmsnorm, fast CPU version; see rmsnorm.h. Rows in parallel; the sums of dw are taken over fixed blocks of
  * rows into work and are then added in block order, so threads do not change the result. */
 #include "ops/ops_cpu_int.h"
 #include "ops/rmsnorm/rmsnorm.h"

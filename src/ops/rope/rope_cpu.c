@@ -1,4 +1,4 @@
-/* rope, fast CPU version; see rope.h. Tokens in parallel; the sums of dw go by fixed blocks of
+/* rope, fast CPU version; see rope.h. Tokens in parallel; the sums of dw are taken over fixed blocks of
  * tokens into work and are then added in block order, so threads do not change the result. */
 #include "ops/ops_cpu_int.h"
 #include "ops/rmsnorm/rmsnorm.h"

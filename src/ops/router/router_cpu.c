@@ -1,4 +1,4 @@
-/* router, fast CPU version; see router.h. Rows go by fixed blocks: each leaves its sums in work,
+/* router, fast CPU version; see router.h. Rows are taken in fixed blocks: each leaves its sums in work,
  * and they are added in block order, so that threads do not change the result. */
 #include "ops/ops_cpu_int.h"
 #include "ops/router/router.h"

@@ -151,7 +151,7 @@ const struct op_desc xent_desc = {
     .sample_fill = fill,
     .backward = "xent_bwd",
     .tolerance = 2e-6,
-    .narrow = 8e-3, /* logits and their gradients are rounded on the way */
+    .narrow = 8e-3, /* logits and their gradients are rounded in between */
     OP_LIST(samples, fwd_samples),
     OP_LIST(bench, fwd_bench),
 };
@@ -163,7 +163,7 @@ const struct op_desc xent_bwd_desc = {
     .cost = cost,
     .sample_fill = fill,
     .tolerance = 5e-6,
-    .narrow = 8e-3, /* logits and their gradients are rounded on the way */
+    .narrow = 8e-3, /* logits and their gradients are rounded in between */
     OP_LIST(samples, bwd_samples),
     OP_LIST(bench, bwd_bench),
 };
