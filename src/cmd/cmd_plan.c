@@ -18,7 +18,7 @@ static const char usage[] =
     "MACHINE: --flops=620 --attention=400 (TFLOP/s) --bandwidth=4 (TB/s) --link_gbps=45 --link_us=15 (to other "
     "machines, GB/s of each GPU)\n"
     "         --node_gbps=370 --node_gpus=8 (within a machine) --beside=0.12 (share by which computing is slower "
-    "beside a busy link) --memory=141 (GB) --host_gbps=50 (to host memory)\n"
+    "beside a busy link) --memory=141 (GB) --host_gbps=55 (to host memory)\n"
     "Times are predicted from these numbers; with --measure=on those of computing are measured here, on one rank with "
     "the whole model.\n";
 static const char own_options[] =

@@ -202,7 +202,11 @@ static int fit(struct job *j, struct err *e)
     struct buf text;
     bool say = cmd_is_rank0(&j->ranks) && !j->c.run.quiet;
     if (j->from != NULL && !j->warm) {
-        if (say && strcmp(j->c.plan.fit, "off") != 0)
+        if (strcmp(j->c.plan.fit, "off") == 0)
+            return ST_OK;
+        const char *saved = ckpt_config_text(j->from);
+        TRY(cmd_fit_again(&j->c, saved, ckpt_path(j->from), e));
+        if (say)
             fprintf(stderr, "plan.fit=%s: the run goes on with the plan it was started with\n", j->c.plan.fit);
         return ST_OK;
     }

@@ -71,6 +71,26 @@ int cmd_fit(struct config *c, struct buf *out, struct err *e)
     return st;
 }
 
+int cmd_fit_again(struct config *c, const char *saved, const char *label, struct err *e)
+{
+    static const char *const chosen[] = {"train.micro_batch", "train.loss_chunk",     "plan.recompute_granularity",
+                                         "plan.recompute",    "plan.recompute_block", "plan.offload"};
+    struct config was = {0};
+    struct buf text;
+    buf_init(&text, 0);
+    int st = config_init(&was, e);
+    if (st == ST_OK)
+        st = config_read_ini_text(&was, saved, strlen(saved), label, e);
+    for (int i = 0; st == ST_OK && i < countof(chosen) && strcmp(was.plan.fit, "off") != 0; i++) {
+        buf_clear(&text);
+        const char *value = config_value_text(&was, chosen[i], &text);
+        st = value != NULL ? config_set(c, chosen[i], value, NULL, e) : err_set(e, ST_NOMEM, "out of memory");
+    }
+    buf_release(&text);
+    config_release(&was);
+    return st;
+}
+
 /* Looking for a change means a hundred plans: only where one of them takes no time. */
 int plan_verdict(const struct config *c, const char *memory, const struct trainer *t, struct buf *out, struct err *e)
 {

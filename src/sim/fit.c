@@ -419,6 +419,25 @@ static void print_row(const struct fit_row *r, const struct config *c, struct bu
     buf_release(&options);
 }
 
+/* The same words, whatever the number of layers behind a colon. */
+static bool same_words(const char *a, const char *b)
+{
+    while (*a != '\0' && *a == *b) {
+        a++, b++;
+        if (*a == ':' || *b == ':') {
+            a += *a == ':' ? strcspn(a, ",") : 0;
+            b += *b == ':' ? strcspn(b, ",") : 0;
+        }
+    }
+    return *a == *b;
+}
+
+static bool same_names(const struct fit_row *a, const struct fit_row *b)
+{
+    return a->micro_batch == b->micro_batch && a->loss_chunk == b->loss_chunk && a->blocks == b->blocks &&
+           same_words(a->recompute, b->recompute) && same_words(a->offload, b->offload);
+}
+
 static void print_smallest(const struct fit *f, const struct config *c, struct buf *out)
 {
     char a[32];
@@ -433,7 +452,7 @@ static void print_smallest(const struct fit *f, const struct config *c, struct b
 void fit_print(const struct fit *f, const struct config *c, const struct fit_opts *o, struct buf *out)
 {
     enum { SHOWN = 6 };
-    char a[32], last[FIT_WORDS] = "";
+    char a[32];
     int shown = 0;
     buf_addf(out, "plan.fit: %d plans tried for %s; times PREDICTED\n", f->tried, human_bytes(o->budget, a, sizeof a));
     if (f->n == 0) {
@@ -442,13 +461,12 @@ void fit_print(const struct fit *f, const struct config *c, const struct fit_opt
         return;
     }
     buf_addf(out, "%10s %12s %12s  %s\n", "ms/step", "memory", "host", "options (the first is chosen)");
-    for (int i = 0; i < f->n && shown < SHOWN; i++) { /* of each size of microbatch and list, the fastest */
-        char key[FIT_WORDS];
-        snprintf(key, sizeof key, "%lld %.200s %.200s", (long long)f->row[i].micro_batch, f->row[i].recompute,
-                 f->row[i].offload);
-        if (strcmp(key, last) == 0)
+    for (int i = 0; i < f->n && shown < SHOWN; i++) { /* rows that differ in numbers of layers only are one */
+        bool seen = false;
+        for (int k = 0; k < i && !seen; k++)
+            seen = same_names(&f->row[i], &f->row[k]);
+        if (seen)
             continue;
-        memcpy(last, key, sizeof last);
         print_row(&f->row[i], c, out);
         shown++;
     }

@@ -11,6 +11,8 @@
 #include <string.h>
 
 enum { MOST_ATTEMPTS = 4096, MICROS = 4, POLICIES = 4 };
+/* Steps that are planned for simulations: a few seconds of one core. */
+enum { MOST_STEPS = 600000 };
 
 /* Policies of activations, cheapest first. */
 static const struct policy_row {
@@ -51,6 +53,7 @@ struct finder {
     int n;
     size_t cap;
     int refused_batch, refused_items, refused_rules, too_large;
+    int64_t planned; /* steps of the plans that were made for simulations */
     struct err *e;
 };
 static const int64_t micro_sizes[MICROS] = {1, 2, 4, 8};
@@ -155,8 +158,10 @@ static void estimate(const struct finder *f, struct attempt *k, const struct pie
     double step = (stage + exchanges) * ((double)k->n_mb + (stages - 1) / k->vpp);
     double reduce = dp > 1 ? machine_exchange(f->m, dp, 4 * w) : 0,
            gather = dp > 1 ? machine_exchange(f->m, dp, 2 * w) : 0;
-    if (k->zero == 3)
+    if (k->zero == 3) /* in every microbatch */
         step += at_least_0((2 * gather + reduce - stage) * (double)k->n_mb);
+    else if (k->zero == 2)
+        step += at_least_0((reduce - 0.6 * stage) * (double)k->n_mb) + at_least_0(gather - 0.3 * stage);
     else
         step += at_least_0(reduce - 0.6 * stage) + at_least_0(gather - 0.3 * stage);
     k->estimate = step + p->update / stages / (k->zero > 0 ? dp : 1);
@@ -196,6 +201,8 @@ static int add_mesh(struct finder *f, struct attempt k)
                 continue;
             }
             TRY(add_attempt(f, &k));
+            if ((double)k.bytes < 0.85 * f->o->budget) /* recomputing more would only take longer */
+                break;
         }
     }
     return ST_OK;
@@ -253,6 +260,8 @@ static int simulate(struct finder *f, struct attempt *k)
     TRY(set_mesh(f, k, shown));
     int st = timeline_open(&tl, &f->c, f->m, NULL, &why);
     k->simulated = st == ST_OK;
+    for (int r = 0; st == ST_OK && r < tl.n; r++)
+        f->planned += tl.rank[r].t.train.p.n_steps;
     if (st == ST_OK) {
         double stage = tl.train.sim.makespan / ((double)shown + (double)(k->pp - 1) / k->vpp);
         k->seconds = tl.seconds + stage * (double)(k->n_mb - shown);
@@ -311,12 +320,14 @@ static void print_head(const struct finder *f, int meshes, struct buf *out)
 /* The best of the list, planned: those that fit after all are printed, fastest first. */
 static int show_best(struct finder *f, struct buf *out)
 {
+    enum { SHOWN = 10 };
+    const struct attempt *best = NULL;
     int simulated = 0, fit = 0;
     int64_t least = INT64_MAX;
     char text[32];
     if (f->n > 0)
         qsort(f->list, (size_t)f->n, sizeof *f->list, by_estimate);
-    for (int i = 0; i < f->n && simulated < f->o->simulated; i++) {
+    for (int i = 0; i < f->n && simulated < f->o->simulated && f->planned < MOST_STEPS; i++) {
         TRY(simulate(f, &f->list[i]));
         simulated += f->list[i].simulated;
     }
@@ -325,10 +336,15 @@ static int show_best(struct finder *f, struct buf *out)
     print_head(f, f->n + f->too_large, out);
     for (int i = 0; i < f->n && f->list[i].simulated; i++) {
         least = min_i64(least, f->list[i].bytes);
-        if ((double)f->list[i].bytes > f->o->budget)
+        if ((double)f->list[i].bytes > f->o->budget || fit == SHOWN)
             continue;
+        best = fit == 0 ? &f->list[i] : best;
         print_row(f, &f->list[i], out);
         fit++;
+    }
+    if (best != NULL && best->pp * best->vpp > 1) {
+        TRY(set_mesh(f, best, best->n_mb));
+        buf_addf(out, "stages of the first: --model.pattern='%s'\n", f->c.model.pattern);
     }
     if (fit == 0 && simulated > 0)
         buf_addf(out, "none of those planned fits; the smallest needs %s\n",

@@ -14,7 +14,7 @@ struct machine machine_h200(void)
                             .link_delay = 15e-6,
                             .inner = 370e9,
                             .gpus = 8,
-                            .host = 50e9,
+                            .host = 55e9,
                             .beside = 0.12,
                             .memory = 141e9};
 }

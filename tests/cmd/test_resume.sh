@@ -83,4 +83,13 @@ ok "without a run folder a step is seen" wait_for_text "loss" "$dir/err" $pid
 kill -INT $pid
 wait $pid
 ok "without a run folder a signal says that nothing was saved" grep -q 'nothing was saved' "$dir/err"
+
+# ---- a plan that was chosen to fit stays, whatever the config file says ---------------------------------------
+fit="--plan.fit=0.00053GB --train.global_batch=4 $constant"
+ok "plan.fit chooses a smaller microbatch" says 'micro_batch=1' train $fit --train.steps=3 --run.dir="$dir/fit"
+ok "and its run goes on with it" says 'goes on with the plan it was started with' \
+    train $fit --train.steps=6 --run.dir="$dir/fit"
+ok "with the microbatch of its start" grep -q '^micro_batch = 1 ' "$dir/fit/config.ini"
+try train $constant --train.steps=6 --train.micro_batch=1 --train.global_batch=4 --run.dir="$dir/whole"
+ok "bit for bit as a run that was told so by hand" same "$dir/fit" "$dir/whole"
 finish

@@ -1,0 +1,107 @@
+/* sim/: the best meshes for a number of GPUs. Rows are sorted, fit, and are planned again by hand to the same byte; what
+ * is left out is counted; budgets that nothing fits are said to be such. */
+#include "sim/search.h"
+#include "train/run.h"
+
+#define MODEL                                                                                                          \
+    "model.pattern=*E*E model.experts=4 model.topk=2 model.expert_ffn=12 model.tied=off train.micro_batch=1 "          \
+    "train.seq=8 "
+
+static void search(struct buf *out, const char *options, int gpus, double budget)
+{
+    struct config c;
+    struct err e = {0};
+    struct machine m = machine_h200();
+    struct search_opts o = {.gpus = gpus, .budget = budget, .tokens = 1e9, .simulated = 16};
+    char text[400];
+    snprintf(text, sizeof text, MODEL "%s", options);
+    tiny_config(&c, text);
+    buf_init(out, 0);
+    assert_ok(search_print(&c, &m, &o, out, &e), &e);
+    assert_non_null(out->text);
+    config_release(&c);
+}
+
+/* The options of a row, as tiny_config takes them. */
+static void options_of(const char *row, char *out, size_t size)
+{
+    const char *from = strstr(row, "--");
+    size_t n = 0;
+    assert_non_null(from);
+    for (; *from != '\n' && n + 1 < size; from++)
+        if (from[0] != '-' || (n > 0 && out[n - 1] != ' ' && from[1] != '-'))
+            out[n++] = *from;
+    out[n] = '\0';
+}
+
+static int64_t planned(const char *options, int gpus)
+{
+    struct config c;
+    struct rank_place place;
+    struct err e = {0};
+    char text[600];
+    int64_t most = 0;
+    snprintf(text, sizeof text, MODEL "train.global_batch=16 parallel.ranks=%d %s", gpus, options);
+    tiny_config(&c, text);
+    for (int rank = 0; rank < gpus; rank++) {
+        struct trainer t = {0};
+        assert_ok(place_on_paper(&place, &c, rank, &e), &e);
+        assert_ok(trainer_plan_on(&t, &c, &place, true, &e), &e);
+        most = max_i64(most, memory_total(&t.model.mem, t.model.mem.planned, false));
+        trainer_close(&t);
+    }
+    config_release(&c);
+    return most;
+}
+
+static void rows_are_sorted_and_what_they_say(void **state)
+{
+    (void)state;
+    struct buf out;
+    double before = 0;
+    int rows = 0;
+    char bytes[32], options[400];
+    search(&out, "train.global_batch=16", 4, 1e9);
+    const char *at = strstr(out.text, "options\n");
+    assert_non_null(at);
+    for (at = strchr(at, '\n') + 1; strchr("0123456789 ", *at) != NULL && *at != '\0';
+         at = strchr(at, '\n') + 1, rows++) {
+        double ms = atof(at);
+        assert_true(ms >= before);
+        before = ms;
+        options_of(at, options, sizeof options);
+        if (strstr(options, "parallel.pp=1 ") == NULL) /* stages need a cut pattern */
+            continue;
+        human_bytes((double)planned(options, 4), bytes, sizeof bytes);
+        const char *end = strchr(at, '\n'), *found = strstr(at, bytes);
+        if (found == NULL || found > end)
+            fail_msg("%s: planned by hand it needs %s, not %.*s", options, bytes, (int)(end - at), at);
+    }
+    assert_true(rows >= 4);
+    buf_release(&out);
+}
+
+static void what_cannot_be_is_left_out_with_the_reason(void **state)
+{
+    (void)state;
+    struct buf out;
+    search(&out, "train.global_batch=6", 4, 1e9);
+    assert_null(strstr(out.text, "left out: 0 that"));
+    buf_release(&out);
+    search(&out, "train.global_batch=16", 8, 1e9); /* four items cannot be eight stages */
+    assert_null(strstr(out.text, ", 0 with more stages"));
+    buf_release(&out);
+    search(&out, "train.global_batch=16", 4, 100);
+    assert_non_null(strstr(out.text, "no mesh of so many GPUs fits"));
+    assert_null(strstr(out.text, "--parallel.pp"));
+    buf_release(&out);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_sorted_and_what_they_say),
+        cmocka_unit_test(what_cannot_be_is_left_out_with_the_reason),
+    };
+    return cmocka_run_group_tests_name("sim: search", tests, NULL, NULL);
+}
