@@ -255,7 +255,7 @@ static void down_cost(const struct op_call *c, struct op_cost *out)
         {"rows=144 experts=3 in=256 f=128 kind=2 clamp=2 shift=1" alone},                                              \
         {"rows=48 experts=3 in=128 f=128 tail=48" tailed},                                                             \
     {                                                                                                                  \
-        "rows=1104 experts=9 in=1152 f=640 tail=16 gpu=1" tailed                                                       \
+        "rows=784 experts=9 in=512 f=384 tail=16 gpu=1" tailed                                                         \
     }
 static const struct op_sample up_samples[] = {SAMPLES("", " no_bias=1")};
 static const struct op_sample down_samples[] = {
