@@ -16,17 +16,18 @@
 
 enum { DEEP = 128 };
 
-/* Sizes as in gmm_feed.cuh. */
+/* Sizes as in gmm_feed.cuh. The sums of a weight gradient leave through two lent stages and need no room of their
+ * own. */
 template <int AFTER, int KIND> struct form8 {
     static constexpr bool GATED = KIND != GMM_RELU2, SUMS = AFTER == GMM_SUMS;
-    static constexpr int BM = GMM_FORM_ROWS, BN = GMM_FORM_COLS, STAGES = SUMS ? 3 : 4;
+    static constexpr int BM = GMM_FORM_ROWS, BN = GMM_FORM_COLS, STAGES = 4;
     static constexpr int NT = AFTER == GMM_ACT && GATED ? BN / 2 : BN;
     static constexpr int A_BOXES = BM / BOX, B_BOXES = BN / BOX, OPERANDS = (A_BOXES + B_BOXES) * BOX_BYTES;
     static constexpr int STAGE = OPERANDS + (SUMS ? 2048 : 0); /* scales of a, then of b */
-    static constexpr int OUT = 4 * BOX_BYTES, RING = STAGES * STAGE;
+    static constexpr int OUT = SUMS ? 0 : 4 * BOX_BYTES, RING = STAGES * STAGE;
     static constexpr int BARS = 2 * STAGES * 8, BYTES = RING + OUT + BARS + 16;
     static constexpr int REGS = 240, COPY_REGS = 24;
-    static constexpr int LENT = AFTER == GMM_DACT ? NT / 64 : 1;
+    static constexpr int LENT = AFTER == GMM_DACT ? NT / 64 : SUMS ? 2 : 1;
 };
 
 #if HOPPER_CODE
@@ -287,6 +288,41 @@ __device__ __forceinline__ void multiply_codes(float (&c)[F::BN / 2], char *ring
         multiply_tokens<A, F>(c, ring, full, empty, step, steps, p, at, group, owed, last);
     else
         multiply_rows<AFTER, A, F>(c, ring, full, empty, step, steps, p, at, group, owed, last);
+}
+
+/* ---- sums of weight gradients ---------------------------------------------------------------- */
+
+/* As store_sums of gmm_store.cuh, but strips go by turns through the two lent stages, the first of which is given back
+ * here. */
+template <bool ADD, typename F>
+__device__ __forceinline__ void store_lent_sums(const struct gmm_maps &m, const struct gmm_job &g,
+                                                const struct gmm_at &at, const float (&c)[F::BN / 2], int group,
+                                                char *ring, uint64_t *full, uint64_t *empty, uint32_t step)
+{
+    int mine = (group * 4 + threadIdx.x % GROUP / 32) * 2 * PIECE, row = at.m + warp_row(group), lines = g.across / 32;
+#pragma unroll
+    for (int k = 0; k < F::BN / 64; k++) {
+        if (k > 1) { /* what left from this buffer must have been read */
+            if (threadIdx.x % 32 == 0)
+                bulk_wait_read<1>();
+            __syncwarp();
+        }
+        char *strip = (k < 2 ? stage_of<F>(ring, full, step + k) : ring + (step + k % 2) % F::STAGES * F::STAGE) + mine;
+        sums_put<F>(strip, c, k);
+        strips_ready();
+        int line = at.n / 32 + 2 * k;
+        if (threadIdx.x % 32 == 0 && line < lines) {
+            if (ADD)
+                tma_add_4d(&m.strip[0], line, row, at.expert, strip);
+            else
+                tma_store_4d_once(&m.strip[0], line, row, at.expert, strip);
+        }
+        strips_sent();
+    }
+    if (threadIdx.x % 32 == 0)
+        bulk_wait_read<1>();
+    __syncwarp();
+    barrier_arrive(empty + step % F::STAGES);
 }
 
 /* ---- the activation as codes ----------------------------------------------------------------- */

@@ -199,6 +199,7 @@ static const struct op_sample samples[] = {
     {"rows=40 experts=3 in=140 out=70 turned=1 tail=40"},
     /* Sizes of the fast kernel: inside, at and past the edges of tiles. */
     {"rows=144 experts=1 in=128 out=256 no_bias=1"},
+    {"rows=37 experts=3 in=128 out=128 tail=1"},
     {"rows=272 experts=5 in=256 out=128 tail=9"},
     {"rows=304 experts=4 in=384 out=384 turned=1 no_prob=1"},
     {"rows=192 experts=3 in=128 out=384 turned=1 e5m2=1 no_bias=1"},
