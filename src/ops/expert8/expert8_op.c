@@ -250,12 +250,12 @@ static void down_cost(const struct op_call *c, struct op_cost *out)
     {"rows=11"}, {"rows=0"}, {"rows=30 experts=7 tail=6 clamp=1.5 block=32 square=0" tailed},                          \
         {"rows=20 experts=5 kind=1" alone}, {"rows=24 no_prob=1 kind=2 clamp=2 shift=1 alpha=1.3" alone},              \
         {"rows=40 f=24 interleave=8 block=0 square=0"}, /* sizes of the fast kernel from here */                       \
-        {"rows=144 experts=1 in=128 f=128"}, {"rows=272 experts=5 in=128 f=128 tail=9" tailed},                        \
-        {"rows=192 experts=4 in=128 f=384 kind=5" alone},                                                              \
+        {"rows=144 experts=1 in=128 f=128"}, {"rows=36 experts=3 in=128 f=128"},                                       \
+        {"rows=272 experts=5 in=128 f=128 tail=9" tailed}, {"rows=192 experts=4 in=128 f=384 kind=5" alone},           \
         {"rows=144 experts=3 in=256 f=128 kind=2 clamp=2 shift=1" alone},                                              \
         {"rows=48 experts=3 in=128 f=128 tail=48" tailed},                                                             \
     {                                                                                                                  \
-        "rows=1104 experts=9 in=1152 f=640 tail=16 gpu=1" tailed                                                       \
+        "rows=784 experts=9 in=512 f=384 tail=16 gpu=1" tailed                                                         \
     }
 static const struct op_sample up_samples[] = {SAMPLES("", " no_bias=1")};
 static const struct op_sample down_samples[] = {

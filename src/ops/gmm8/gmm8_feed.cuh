@@ -16,17 +16,18 @@
 
 enum { DEEP = 128 };
 
-/* Sizes as in gmm_feed.cuh. */
+/* Sizes as in gmm_feed.cuh. The sums of a weight gradient leave through two lent stages and need no room of their
+ * own. */
 template <int AFTER, int KIND> struct form8 {
     static constexpr bool GATED = KIND != GMM_RELU2, SUMS = AFTER == GMM_SUMS;
-    static constexpr int BM = GMM_FORM_ROWS, BN = GMM_FORM_COLS, STAGES = SUMS ? 3 : 4;
+    static constexpr int BM = GMM_FORM_ROWS, BN = GMM_FORM_COLS, STAGES = 4;
     static constexpr int NT = AFTER == GMM_ACT && GATED ? BN / 2 : BN;
     static constexpr int A_BOXES = BM / BOX, B_BOXES = BN / BOX, OPERANDS = (A_BOXES + B_BOXES) * BOX_BYTES;
     static constexpr int STAGE = OPERANDS + (SUMS ? 2048 : 0); /* scales of a, then of b */
-    static constexpr int OUT = 4 * BOX_BYTES, RING = STAGES * STAGE;
+    static constexpr int OUT = SUMS ? 0 : 4 * BOX_BYTES, RING = STAGES * STAGE;
     static constexpr int BARS = 2 * STAGES * 8, BYTES = RING + OUT + BARS + 16;
     static constexpr int REGS = 240, COPY_REGS = 24;
-    static constexpr int LENT = AFTER == GMM_DACT ? NT / 64 : 1;
+    static constexpr int LENT = AFTER == GMM_DACT ? NT / 64 : SUMS ? 2 : 1;
 };
 
 #if HOPPER_CODE
@@ -160,32 +161,34 @@ __device__ __forceinline__ void add_scaled(float *c, const float (&part)[64], fl
     for (int i = 0; i < 64; i++)
         c[i] += part[i] * (i % 4 < 2 ? first_row : second_row);
 }
-/* Scales of the lane's 32 columns of a half, read while the products run: powers of two, or NaN, of which the upper
- * half of a float is all. */
+/* The same with a scale for each of the lane's 32 columns, which lie in shared memory: four pairs at a time, two such
+ * fours in registers; the first two are read while the products run. */
 struct column_scales {
-    uint32_t two[16];
+    float2 four[2][4];
 };
-__device__ __forceinline__ struct column_scales columns_get(const float *column)
+__device__ __forceinline__ void columns_get(struct column_scales &s, const float *column, int which)
 {
-    struct column_scales c;
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        uint2 s = *(const uint2 *)(column + 8 * i + 2 * (threadIdx.x % 4));
-        c.two[i] = __byte_perm(s.x, s.y, 0x7632);
-    }
-    return c;
+    for (int i = 0; i < 4; i++)
+        s.four[which % 2][i] = *(const float2 *)(column + 32 * which + 8 * i + 2 * (threadIdx.x % 4));
+    __asm__ volatile("" ::: "memory"); /* not later */
 }
 __device__ __forceinline__ void add_scaled_by_column(float *c, const float (&part)[64], float first_row,
-                                                     float second_row, const struct column_scales &column)
+                                                     float second_row, struct column_scales &s, const float *column)
 {
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        float s[2];
-        unpack2(column.two[i], s);
-        c[4 * i] += part[4 * i] * s[0] * first_row;
-        c[4 * i + 1] += part[4 * i + 1] * s[1] * first_row;
-        c[4 * i + 2] += part[4 * i + 2] * s[0] * second_row;
-        c[4 * i + 3] += part[4 * i + 3] * s[1] * second_row;
+    for (int which = 0; which < 4; which++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int at = 16 * which + 4 * i;
+            float2 pair = s.four[which % 2][i];
+            c[at] += part[at] * pair.x * first_row;
+            c[at + 1] += part[at + 1] * pair.y * first_row;
+            c[at + 2] += part[at + 2] * pair.x * second_row;
+            c[at + 3] += part[at + 3] * pair.y * second_row;
+        }
+        if (which < 2)
+            columns_get(s, column, which + 2);
     }
 }
 
@@ -257,11 +260,14 @@ __device__ __forceinline__ void multiply_tokens(float (&c)[F::BN / 2], char *rin
                 wgmma_hold(part);
                 add_scaled(c + 64 * half, part, whole, whole);
             } else {
+                const float *columns = scale + F::BM + 128 * half;
                 float first = rows[0], second = rows[8];
-                struct column_scales columns = columns_get(scale + F::BM + 128 * half);
+                struct column_scales some;
+                columns_get(some, columns, 0);
+                columns_get(some, columns, 1);
                 wgmma_wait<0>();
                 wgmma_hold(part);
-                add_scaled_by_column(c + 64 * half, part, first, second, columns);
+                add_scaled_by_column(c + 64 * half, part, first, second, some, columns);
             }
         }
         barrier_arrive(empty + k); /* each lane: it has read scales there, and may have cleared codes */
@@ -282,6 +288,41 @@ __device__ __forceinline__ void multiply_codes(float (&c)[F::BN / 2], char *ring
         multiply_tokens<A, F>(c, ring, full, empty, step, steps, p, at, group, owed, last);
     else
         multiply_rows<AFTER, A, F>(c, ring, full, empty, step, steps, p, at, group, owed, last);
+}
+
+/* ---- sums of weight gradients ---------------------------------------------------------------- */
+
+/* As store_sums of gmm_store.cuh, but strips go by turns through the two lent stages, the first of which is given back
+ * here. */
+template <bool ADD, typename F>
+__device__ __forceinline__ void store_lent_sums(const struct gmm_maps &m, const struct gmm_job &g,
+                                                const struct gmm_at &at, const float (&c)[F::BN / 2], int group,
+                                                char *ring, uint64_t *full, uint64_t *empty, uint32_t step)
+{
+    int mine = (group * 4 + threadIdx.x % GROUP / 32) * 2 * PIECE, row = at.m + warp_row(group), lines = g.across / 32;
+#pragma unroll
+    for (int k = 0; k < F::BN / 64; k++) {
+        if (k > 1) { /* what left from this buffer must have been read */
+            if (threadIdx.x % 32 == 0)
+                bulk_wait_read<1>();
+            __syncwarp();
+        }
+        char *strip = (k < 2 ? stage_of<F>(ring, full, step + k) : ring + (step + k % 2) % F::STAGES * F::STAGE) + mine;
+        sums_put<F>(strip, c, k);
+        strips_ready();
+        int line = at.n / 32 + 2 * k;
+        if (threadIdx.x % 32 == 0 && line < lines) {
+            if (ADD)
+                tma_add_4d(&m.strip[0], line, row, at.expert, strip);
+            else
+                tma_store_4d_once(&m.strip[0], line, row, at.expert, strip);
+        }
+        strips_sent();
+    }
+    if (threadIdx.x % 32 == 0)
+        bulk_wait_read<1>();
+    __syncwarp();
+    barrier_arrive(empty + step % F::STAGES);
 }
 
 /* ---- the activation as codes ----------------------------------------------------------------- */

@@ -199,13 +199,14 @@ static const struct op_sample samples[] = {
     {"rows=40 experts=3 in=140 out=70 turned=1 tail=40"},
     /* Sizes of the fast kernel: inside, at and past the edges of tiles. */
     {"rows=144 experts=1 in=128 out=256 no_bias=1"},
+    {"rows=37 experts=3 in=128 out=128 tail=1"},
     {"rows=272 experts=5 in=256 out=128 tail=9"},
     {"rows=304 experts=4 in=384 out=384 turned=1 no_prob=1"},
     {"rows=192 experts=3 in=128 out=384 turned=1 e5m2=1 no_bias=1"},
     {"rows=144 experts=2 in=256 out=256 block=0 square=0 no_bias=1"},
     {"rows=48 experts=9 in=128 out=128 no_bias=1 tail=48"},
-    {"rows=1104 experts=5 in=1280 out=1152 no_bias=1 gpu=1"},
-    {"rows=1104 experts=70 in=384 out=2176 turned=1 e5m2=1 tail=16 gpu=1"},
+    {"rows=784 experts=5 in=640 out=640 no_bias=1 gpu=1"},
+    {"rows=624 experts=70 in=256 out=1152 turned=1 e5m2=1 tail=16 gpu=1"},
 };
 static const struct op_sample dw_samples[] = {
     {"rows=11"},
@@ -217,8 +218,8 @@ static const struct op_sample dw_samples[] = {
     {"rows=192 experts=4 in=384 out=128 e5m2=1"},
     {"rows=272 experts=9 in=128 out=128 block=0 acc_dw=1"},
     {"rows=48 experts=3 in=128 out=128 tail=48"},
-    {"rows=1616 experts=7 in=640 out=1152 tail=3 acc_dw=1 gpu=1"},
-    {"rows=1104 experts=70 in=256 out=384 e5m2=1 gpu=1"},
+    {"rows=912 experts=7 in=384 out=640 tail=3 acc_dw=1 gpu=1"},
+    {"rows=624 experts=70 in=256 out=384 e5m2=1 gpu=1"},
 };
 static const struct op_sample bench[] = {
     {"rows=2048 in=256 out=512 experts=4 no_bias=1"},

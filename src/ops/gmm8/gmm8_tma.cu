@@ -84,6 +84,12 @@ __global__ void __launch_bounds__(BLOCK, 1)
             if constexpr (AFTER == GMM_ACT) {
                 owed = true;
                 store_codes<KIND, F>(m, p, at, c, prob, group, out + group * 2 * BOX_BYTES, shared, full, step);
+            } else if constexpr (AFTER == GMM_SUMS) {
+                owed = true;
+                if (g.acc)
+                    store_lent_sums<true, F>(m, g, at, c, group, shared, full, empty, step);
+                else
+                    store_lent_sums<false, F>(m, g, at, c, group, shared, full, empty, step);
             } else {
                 store_tile<AFTER, KIND, F>(m, p.j, at, c, prob, group, out, shared, full, empty, step, owed);
             }
@@ -161,7 +167,9 @@ extern "C" bool gmm8_tma_fits(const struct lane *l, const struct gmm8_job *p)
     const struct gmm_job *g = &p->j.g;
     int64_t most = form8<GMM_STORE, GMM_RELU2>::BYTES;
     bool sums = p->j.after == GMM_SUMS, some = g->rows > 0 && g->across > 0 && (sums ? g->down : g->depth) > 0;
-    bool blocks = g->across % 128 == 0 && (sums ? g->down : g->depth) % 128 == 0 && g->rows % 16 == 0;
+    /* Depth in vectors of 16 codes, rows of scales in fours. */
+    int64_t whole = sums ? 16 : p->j.after == GMM_ACT ? 4 : 1;
+    bool blocks = g->across % 128 == 0 && (sums ? g->down : g->depth) % 128 == 0 && g->rows % whole == 0;
     bool codes = p->j.after != GMM_ACT || p->a_type == DT_F8_E4M3;
     return cuda_of(l)->hopper && some && blocks && codes &&
            most + (int64_t)gmm_table_bytes(g->experts) <= cuda_of(l)->smem_per_block;
