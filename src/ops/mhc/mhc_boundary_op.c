@@ -234,7 +234,7 @@ static const struct op_sample samples[] = {
     {"rows=66 d=64 p=0.25 seq=5 no_bias=1 no_dbias=1"},
     {"rows=66 d=64 p=0.25 seq=5 first=33 no_bias=1 no_dbias=1"},
     {"rows=70 d=67 streams=3 p=0.5 seq=3 profile=1"},
-    {"rows=13 d=130 p=0.1 strided=1"},
+    {"rows=15 d=130 p=0.1 strided=1"},
     {"rows=35 d=24 profile=1 strided=1"},
     {"rows=6 d=10 streams=5"},
     {"rows=19 d=33 " OPEN_ONLY},
