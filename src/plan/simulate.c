@@ -88,7 +88,7 @@ int sim_add_units(struct sim *s, const struct schedule_opts *o, const struct sch
 
 /* Collectives so far. */
 struct meetings {
-    int64_t group, line;
+    int64_t group, line, team;
 };
 
 /* What a step of a plan is to the other ranks. */
@@ -110,6 +110,9 @@ static void set_kind(struct sim_task *t, const struct sim_place *at, const struc
             t->kind = SIM_GROUP;
             t->key = INT64_MIN / 2 + ((int64_t)at->line << 40) + number;
         }
+    } else if (n->role == ROLE_SHARD && at->team >= 0) {
+        t->kind = SIM_GROUP;
+        t->key = INT64_MIN / 4 + ((int64_t)at->team << 40) + meetings->team++;
     }
 }
 
@@ -126,7 +129,8 @@ int sim_add_plan(struct sim *s, const struct sim_place *at, const struct plan *p
                              .n_waits = st->n_waits,
                              .phase = (int)st->ref.phase,
                              .frame = n->host ? -1 : n->chunk * p->n_mb + st->ref.mb,
-                             .name = n->name};
+                             .name = n->name,
+                             .works = n->phase[st->ref.phase].flops > 0};
         for (int w = 0; w < st->n_waits; w++)
             t.wait[w] = first + st->wait[w];
         set_kind(&t, at, n, &st->ref, &meetings);
@@ -341,7 +345,7 @@ static void measure_lanes(struct sim *s, struct sim_rank *r, struct span *comput
         if (k->end <= k->start)
             continue;
         struct span span = {.begin = k->start, .end = k->end, .phase = k->phase};
-        if (k->lane == LANE_COMM || k->lane == LANE_COPY)
+        if ((k->lane == LANE_COMM || k->lane == LANE_COPY) && !k->works)
             moved[m++] = span;
         else
             computed[n++] = span;

@@ -19,6 +19,7 @@ struct sim_task {
     int n_waits, wait[STEP_MAX_WAITS]; /* earlier tasks of the same rank */
     int frame, phase;                  /* whose saved slots it uses (chunk * n_mb + mb), -1: none; enum phase_id */
     const char *name;
+    bool works;               /* it computes, whatever its lane */
     double ready, start, end; /* found: when its rank alone would let it start, when it started, when it was done */
 };
 struct sim_rank {
@@ -46,9 +47,9 @@ int sim_add_units(struct sim *s, const struct schedule_opts *o, const struct sch
                   double backward, struct err *e);
 /* The steps of a plan; `seconds` gives the time of one. Cuts (ROLE_CUT_*) become messages between the stages,
  * dispatches and combines meet within ranks of the same group, messages of context parallelism within those of the same
- * line (-1: each alone). */
+ * line, rows of tensor-parallel ranks within the same team (-1: each alone). */
 struct sim_place {
-    int rank, pp, pp_rank, vpp, group, line;
+    int rank, pp, pp_rank, vpp, group, line, team;
 };
 typedef double (*sim_seconds)(const void *ctx, const struct plan *p, int step);
 int sim_add_plan(struct sim *s, const struct sim_place *at, const struct plan *p, sim_seconds seconds, const void *ctx,

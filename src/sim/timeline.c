@@ -7,7 +7,7 @@
 const char *task_kind_name(enum task_kind k)
 {
     static const char *const names[] = {"forward", "backward", "dw",     "replay",  "update", "dispatch", "combine",
-                                        "cut",     "reduce",   "gather", "context", "host",   "summary"};
+                                        "cut",     "reduce",   "gather", "context", "rows",   "host",     "summary"};
     return names[k];
 }
 
@@ -73,7 +73,8 @@ static int add_run(struct timeline *tl, struct timeline_half *h, int r, const st
                                  .pp_rank = m->pp_rank,
                                  .vpp = m->vpp,
                                  .group = tl->column ? -1 : m->pp_rank * m->edp + m->edp_rank,
-                                 .line = (m->pp_rank * m->dp + m->dp_rank) * m->tp + m->tp_rank};
+                                 .line = (m->pp_rank * m->dp + m->dp_rank) * m->tp + m->tp_rank,
+                                 .team = tl->column ? -1 : (m->pp_rank * m->dp + m->dp_rank) * m->cp + m->cp_rank};
     cost.first_mb = mb == 0;
     cost.last_mb = mb + p->n_mb >= tl->rank[r].t.n_micro;
     int first = h->sim.rank[r].n;
@@ -121,13 +122,14 @@ static int by_begin(const void *a, const void *b)
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
+/* A head that ranks share computes on the lane of its messages. */
 static bool computes(const struct sim_task *t)
 {
-    return t->lane != LANE_COMM && t->lane != LANE_COPY && t->end > t->start;
+    return (t->works || (t->lane != LANE_COMM && t->lane != LANE_COPY)) && t->end > t->start;
 }
 static bool moves(const struct sim_task *t)
 {
-    return (t->lane == LANE_COMM || t->lane == LANE_COPY) && t->end > t->start;
+    return !t->works && (t->lane == LANE_COMM || t->lane == LANE_COPY) && t->end > t->start;
 }
 
 /* Sorted, disjoint spans of the tasks that pass; returns their number. */

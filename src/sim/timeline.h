@@ -44,6 +44,7 @@ enum task_kind {
     KIND_REDUCE,
     KIND_GATHER,
     KIND_CONTEXT,
+    KIND_ROWS,    /* of the residual stream between tensor-parallel ranks */
     KIND_HOST,    /* offloaded slots to host memory and back */
     KIND_SUMMARY, /* counts, norms: a few numbers */
     KIND_COUNT,

@@ -170,6 +170,8 @@ enum task_kind step_kind(const struct plan *p, int step)
         return n->role == ROLE_GATHER ? KIND_GATHER : KIND_REDUCE;
     if (n->role == ROLE_CONTEXT)
         return KIND_CONTEXT;
+    if (n->role == ROLE_SHARD)
+        return n->phase[s->ref.phase].flops > 0 ? phases[s->ref.phase] : KIND_ROWS;
     if (n->role == ROLE_OFFLOAD)
         return KIND_HOST;
     bool update = strncmp(n->name, "update.", 7) == 0;
@@ -207,6 +209,7 @@ double step_seconds(const void *ctx, const struct plan *p, int step)
         return ph->bytes > 0
                    ? exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->cp_rank, mesh->cp, mesh->tp), ph->bytes)
                    : 0;
+    case KIND_ROWS: return exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->tp_rank, mesh->tp, 1), ph->bytes);
     case KIND_HOST: return ph->bytes / c->m->host;
     case KIND_SUMMARY: return mesh->world > 1 ? c->m->link_delay : 0;
     default: return compute_seconds(c, p, step);

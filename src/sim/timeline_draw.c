@@ -58,12 +58,12 @@ static const char style[] =
     "svg{--paper:#fff;--ink:#1f2430;--faint:#8b93a3;--grid:#e3e6ec;--lane:#f5f6f9;--forward:#4c8df6;--backward:#f08c3a;"
     "--dw:#3aa76d;"
     "--replay:#a3aab8;--update:#8a63d2;--dispatch:#d6336c;--combine:#e8789f;--cut:#0fa3b1;--reduce:#b08900;--gather:#"
-    "d4b106;--context:#2b8a3e;--host:#2f6f73;--summary:#6b7280}"
+    "d4b106;--context:#2b8a3e;--rows:#9c36b5;--host:#2f6f73;--summary:#6b7280}"
     "@media(prefers-color-scheme:dark){svg{--paper:#14171d;--ink:#e7eaf0;--faint:#8b93a3;--grid:#2a2f3a;--lane:#1b1f27;"
     "--forward:#5b9bff;"
     "--backward:#f59f4d;--dw:#4cc38a;--replay:#6f7887;--update:#a184e8;--dispatch:#f0568c;--combine:#f49bb9;--cut:#"
     "2fc4d1;--reduce:#d6ab1c;"
-    "--gather:#eecb3f;--context:#69db7c;--host:#5fb3b8;--summary:#9aa3b2}}"
+    "--gather:#eecb3f;--context:#69db7c;--rows:#cc5de8;--host:#5fb3b8;--summary:#9aa3b2}}"
     ".bg{fill:var(--paper)}.lane{fill:var(--lane)}.grid{stroke:var(--grid)}text{fill:var(--ink);font:12px "
     "system-ui,sans-serif}"
     ".small{font-size:11px;fill:var(--faint)}.no{font-size:10px;fill:#fff;pointer-events:none;text-anchor:middle}.odd{"
@@ -72,7 +72,8 @@ static const char style[] =
     "fill:var(--update)}"
     ".dispatch{fill:var(--dispatch)}.combine{fill:var(--combine)}.cut{fill:var(--cut)}.reduce{fill:var(--reduce)}."
     "gather{fill:var(--gather)}"
-    ".context{fill:var(--context)}.host{fill:var(--host)}.summary{fill:var(--summary)}</style>\n";
+    ".context{fill:var(--context)}.rows{fill:var(--rows)}.host{fill:var(--host)}.summary{fill:var(--summary)}</"
+    "style>\n";
 
 /* Where everything is. */
 struct sheet {

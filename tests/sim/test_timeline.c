@@ -146,6 +146,32 @@ static void parts_of_sequences_wait_for_each_other(void **state)
     close_timeline(&tl, &c);
 }
 
+/* Rows of the residual stream between tensor-parallel ranks: every gather and scatter takes its bytes over the link, in
+ * each of its phases; the divided head computes, on the lane of its messages. */
+static void rows_of_tensor_parallel_ranks_take_what_the_link_needs(void **state)
+{
+    struct machine m = slow_machine();
+    struct config c;
+    struct timeline tl;
+    double want = 0;
+    int heads = 0;
+    (void)state;
+    open_timeline(&tl, &c, MODEL "model.pattern=*- model.vocab=24 parallel.ranks=2 parallel.tp=2 train.global_batch=3",
+                  &m);
+    const struct plan *p = &tl.rank[1].t.train.p;
+    for (int i = 0; i < p->n_steps; i++) {
+        const struct node *n = &p->g->nodes[p->steps[i].ref.node];
+        const struct phase *ph = &n->phase[p->steps[i].ref.phase];
+        heads += n->role == ROLE_SHARD && ph->flops > 0;
+        if (n->role == ROLE_SHARD && ph->flops == 0)
+            want += 3 * (m.link_delay + ph->bytes / 2 / m.inner);
+    }
+    assert_int_equal(heads, 1);
+    assert_true(want > 0 && fabs(tl.rank[1].moved[KIND_ROWS] - want) < 1e-6 * want);
+    assert_true(tl.rank[1].moved[KIND_FORWARD] == 0);
+    close_timeline(&tl, &c);
+}
+
 static void a_far_rank_is_reached_over_the_link(void **state)
 {
     struct machine m = slow_machine();
@@ -400,6 +426,7 @@ int main(void)
         cmocka_unit_test(one_rank_takes_the_sum_of_its_nodes),
         cmocka_unit_test(a_dispatch_takes_what_the_link_needs),
         cmocka_unit_test(parts_of_sequences_wait_for_each_other),
+        cmocka_unit_test(rows_of_tensor_parallel_ranks_take_what_the_link_needs),
         cmocka_unit_test(a_far_rank_is_reached_over_the_link),
         cmocka_unit_test(overlap_hides_most_of_what_travels),
         cmocka_unit_test(a_busy_link_slows_computing),
