@@ -1,0 +1,50 @@
+/* What the CUDA files of sparse share: a call as kernels see it.
+ *   sparse.cu        launchers; kernels for any type and width: plain FMAs, a warp for each query and head
+ *   sparse_mma.cu    tensor cores, bf16 */
+#ifndef BRAID_OPS_SPARSE_CUDA_CUH
+#define BRAID_OPS_SPARSE_CUDA_CUH
+
+#include "ops/cuda/kernel.cuh"
+#include "ops/sparse/sparse.h"
+
+/* [batch][row][head][channel]; strides in elements. Keys have no head. */
+template <typename T> struct rows_view {
+    T *data;
+    int64_t batch, row, head;
+    __device__ __forceinline__ T *at(int64_t b, int64_t i, int64_t h) const
+    {
+        return data + b * batch + i * row + h * head;
+    }
+};
+
+template <typename T> struct sparse_call {
+    rows_view<T> q, kv, o, dout, dq, dkv;
+    const int32_t *idx;
+    int64_t idx_batch, idx_row;
+    float *lse;
+    int64_t lse_batch, lse_head;
+    const float *sink;
+    float *dsink;
+    int batch, rows, keys, heads, width, dv, most;
+    float scale;
+    bool acc_dsink;
+    __device__ __forceinline__ const int32_t *list(int64_t b, int64_t i) const
+    {
+        return idx + b * idx_batch + i * idx_row;
+    }
+    __device__ __forceinline__ float *lse_at(int64_t b, int64_t h, int64_t i) const
+    {
+        return lse + b * lse_batch + h * lse_head + i;
+    }
+};
+
+/* An entry of a list as a key, or -1. */
+__device__ __forceinline__ int key_of(int32_t entry, int keys) { return entry >= 0 && entry < keys ? entry : -1; }
+
+/* Parts of the backward pass's scratch. A chunk of queries of one sequence goes through at a time. */
+struct sparse_parts {
+    int64_t chunk;                           /* queries */
+    int64_t delta, pairs, place, sum, bytes; /* offsets; all of it */
+};
+
+#endif
