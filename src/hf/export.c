@@ -55,7 +55,7 @@ static int first_difference(const struct config *c, const struct config *again, 
 /* model.bias is the biases of attention and of MLPs; other programs name those. */
 static void name_biases(struct config *c)
 {
-    if (!c->model.bias || strchr(c->model.pattern, '+') != NULL)
+    if (!c->model.bias || strpbrk(c->model.pattern, "+D") != NULL)
         return;
     c->model.bias = false;
     c->model.attn_bias = c->model.mlp_bias = true;
