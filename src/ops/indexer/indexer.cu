@@ -132,6 +132,12 @@ extern "C" int64_t index_topk_work_cuda(const struct index_topk_args *a)
     return rows_at_once(a->q.dim[0] * a->q.dim[1], a->k.dim[1] * 4) * a->k.dim[1] * 4;
 }
 
+static int scores_on_cores(struct lane *l, const index_call<bf16> &c, int64_t first, unsigned count, float *scores)
+{
+    return index_scores_mma(l, c, first, count, scores);
+}
+static int scores_on_cores(struct lane *, const index_call<float> &, int64_t, unsigned, float *) { return ST_OK; }
+
 template <typename T> static int run_topk(struct lane *l, const struct index_topk_args *a)
 {
     index_call<T> c = {};
@@ -154,7 +160,9 @@ template <typename T> static int run_topk(struct lane *l, const struct index_top
     NEEDS_SMEM(l, plain, smem);
     for (int64_t first = 0; first < rows; first += chunk) {
         unsigned count = (unsigned)min_i64(chunk, rows - first);
-        if (a->topk < c.keys)
+        if (a->topk < c.keys && index_scores_fit(a))
+            TRY(scores_on_cores(l, c, first, count, scores));
+        else if (a->topk < c.keys)
             LAUNCH(l, plain, dim3((unsigned)ceil_div(c.keys, SCORE_THREADS), count), SCORE_THREADS, smem, c, first,
                    scores);
         LAUNCH(l, select_rows<T>, count, SELECT_THREADS, 0, c, first, scores, (int32_t *)a->idx.data, (int)a->topk);

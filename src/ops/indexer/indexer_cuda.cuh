@@ -46,6 +46,10 @@ template <typename T> __device__ __forceinline__ int64_t row_end(const index_cal
     return index_end((c.start != NULL ? *c.start : 0) + i, c.ratio, c.keys);
 }
 
+/* Scores of count rows from row first on, [count][keys], where the tensor cores' kernel fits the call. */
+bool index_scores_fit(const struct index_topk_args *a);
+int index_scores_mma(struct lane *l, const index_call<bf16> &c, int64_t first, unsigned count, float *scores);
+
 /* The keys of a row: entry n of a list, or key first + n. */
 struct key_list {
     const int32_t *list;

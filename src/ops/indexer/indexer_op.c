@@ -170,6 +170,9 @@ static const struct op_sample topk_samples[] = {
     {"b=1 s=130 h=4 d=32 topk=33 relu=0 no_start=1"},
     {"b=1 s=5 skv=700 h=16 d=64 topk=129 no_doc_start=1"},
     {"b=1 s=200 h=64 d=128 topk=64 no_start=1 no_doc_start=1"},
+    /* Tensor cores: few rows, documents, heads that fill no tile. */
+    {"b=2 s=3 skv=150 h=20 d=64 topk=33 no_doc_start=1"},
+    {"b=1 s=70 h=7 d=128 topk=16 no_start=1 relu=0"},
 };
 static const struct op_sample topk_bench[] = {
     {"b=1 s=512 h=4 d=32 topk=64 no_doc_start=1 no_start=1"},

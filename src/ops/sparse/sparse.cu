@@ -217,6 +217,9 @@ static int check_width(struct lane *l, int64_t floats)
 
 static unsigned warps_for(int64_t n) { return (unsigned)ceil_div(n, WARPS); }
 
+static int fwd_on_cores(struct lane *l, const sparse_call<bf16> &c) { return sparse_fwd_mma(l, c); }
+static int fwd_on_cores(struct lane *, const sparse_call<float> &) { return ST_OK; } /* never fits */
+
 template <typename T> static int run_fwd(struct lane *l, const struct sparse_fwd_args *a)
 {
     sparse_call<T> c = {};
@@ -238,6 +241,8 @@ template <typename T> static int run_fwd(struct lane *l, const struct sparse_fwd
     c.dv = (int)a->dv;
     c.most = (int)a->idx.dim[2];
     c.scale = (float)a->scale;
+    if (sparse_mma_fits(l, &a->q, &a->kv, a->dv) && aligned16(&a->o))
+        return fwd_on_cores(l, c);
     int smem = (c.width + c.dv) * 4 * WARPS;
     TRY(check_width(l, c.width + c.dv));
     auto kernel = fwd_plain<T>;
@@ -271,7 +276,11 @@ static sparse_parts parts_of(const struct sparse_bwd_args *a)
     return p;
 }
 
-extern "C" int64_t sparse_bwd_work_cuda(const struct sparse_bwd_args *a) { return parts_of(a).bytes; }
+extern "C" int64_t sparse_bwd_work_cuda(const struct sparse_bwd_args *a)
+{
+    int64_t plain = parts_of(a).bytes;
+    return sparse_mma_known(&a->q, &a->kv, a->dv) ? max_i64(plain, sparse_mma_bytes(a, NULL, NULL)) : plain;
+}
 
 template <typename T>
 static int chunk_plain(struct lane *l, const sparse_call<T> &c, const sparse_parts &p, char *work, int b, int first)
@@ -289,6 +298,12 @@ static int chunk_plain(struct lane *l, const sparse_call<T> &c, const sparse_par
     LAUNCH(l, dkv_plain<T>, c.keys, KEY_THREADS, 0, c, b, first, count, pairs, place, sum, first > 0);
     return ST_OK;
 }
+
+static int bwd_on_cores(struct lane *l, const sparse_call<bf16> &c, const sparse_scratch &w, int b)
+{
+    return sparse_bwd_mma(l, c, w, b);
+}
+static int bwd_on_cores(struct lane *, const sparse_call<float> &, const sparse_scratch &, int) { return ST_OK; }
 
 template <typename T> static int run_bwd(struct lane *l, const struct sparse_bwd_args *a)
 {
@@ -318,15 +333,23 @@ template <typename T> static int run_bwd(struct lane *l, const struct sparse_bwd
     c.dv = (int)a->dv;
     c.most = (int)a->idx.dim[2];
     c.scale = (float)a->scale;
-    TRY(check_width(l, 2 * c.width + c.dv));
-    LAUNCH(l, delta_rows<T>, warps_for((int64_t)c.batch * c.rows * c.heads), THREADS, 0, c, (float *)(work + p.delta));
+    bool cores = sparse_mma_fits(l, &a->q, &a->kv, a->dv) && aligned16(&a->d_o) && aligned16(&a->dq);
+    sparse_scratch w = {};
+    if (cores)
+        sparse_mma_bytes(a, work, &w);
+    else
+        TRY(check_width(l, 2 * c.width + c.dv));
+    float *delta = cores ? w.delta : (float *)(work + p.delta), *sum = cores ? w.sum : (float *)(work + p.sum);
+    LAUNCH(l, delta_rows<T>, warps_for((int64_t)c.batch * c.rows * c.heads), THREADS, 0, c, delta);
     for (int b = 0; b < c.batch; b++) {
-        for (int first = 0; first < c.rows; first += (int)p.chunk)
+        if (cores)
+            TRY(bwd_on_cores(l, c, w, b));
+        for (int first = 0; !cores && first < c.rows; first += (int)p.chunk)
             TRY(chunk_plain(l, c, p, work, b, first));
-        LAUNCH(l, store_keys<T>, c.keys, KEY_THREADS, 0, c, b, c.rows > 0 ? (const float *)(work + p.sum) : NULL);
+        LAUNCH(l, store_keys<T>, c.keys, KEY_THREADS, 0, c, b, c.rows > 0 ? sum : NULL);
     }
     if (present(&a->sink))
-        LAUNCH(l, sink_gradient<T>, c.heads, 256, 0, c, (const float *)(work + p.delta));
+        LAUNCH(l, sink_gradient<T>, c.heads, 256, 0, c, delta);
     return ST_OK;
 }
 

@@ -47,4 +47,32 @@ struct sparse_parts {
     int64_t delta, pairs, place, sum, bytes; /* offsets; all of it */
 };
 
+/* Tensor cores: the widths of DeepSeek-V3.2 and V4, and a small one that tests use. Shared memory of Hopper. */
+static inline bool sparse_mma_known(const struct tensor *q, const struct tensor *kv, int64_t dv)
+{
+    int64_t d = kv->dim[2];
+    return q->dtype == DT_BF16 && ((d == 576 && dv == 512) || (d == 512 && dv == 512) || (d == 160 && dv == 128));
+}
+static inline bool sparse_mma_fits(struct lane *l, const struct tensor *q, const struct tensor *kv, int64_t dv)
+{
+    return sparse_mma_known(q, kv, dv) && aligned16(q) && aligned16(kv) && cuda_of(l)->smem_per_block >= 220 * 1024;
+}
+int sparse_fwd_mma(struct lane *l, const sparse_call<bf16> &c);
+
+/* Scratch of the backward pass on tensor cores, for a chunk of queries: weights and their gradients [query][head][entry],
+ * what queries add to keys [query][entry][channel], where keys stand in lists [key][query]; for a sequence: delta of all
+ * rows, sums of keys. Heads and entries are rounded up to tiles. */
+struct sparse_scratch {
+    float *delta;
+    bf16 *p, *ds;
+    float *add;
+    int32_t *place;
+    float *sum;
+    int heads, most;
+};
+/* How much, and where its parts are; out: may be NULL. */
+int64_t sparse_mma_bytes(const struct sparse_bwd_args *a, void *work, sparse_scratch *out);
+/* dq of a sequence, and the gradient of its keys in w.sum. */
+int sparse_bwd_mma(struct lane *l, const sparse_call<bf16> &c, const sparse_scratch &w, int b);
+
 #endif

@@ -104,7 +104,9 @@ static const struct op_sample samples[] = {
     {"b=1 s=70 skv=130 h=4 d=40 dv=32 k=64 strided=1"},
     /* Past the tiles of a GPU. */
     {"b=2 s=6 skv=300 h=16 d=80 dv=64 k=130 scale=0.1 no_sink=1"},
-    {"b=1 s=9 skv=200 h=20 d=144 dv=128 k=65 scale=0.08"},
+    {"b=1 s=9 skv=200 h=20 d=160 dv=128 k=65 scale=0.08"},
+    {"b=2 s=4 skv=50 h=70 d=160 dv=128 k=33 scale=0.08 no_sink=1"},
+    {"b=1 s=3 skv=70 h=16 d=160 dv=128 k=100 scale=0.08 strided=1"},
     {"b=1 s=5 skv=90 h=64 d=576 dv=512 k=70 scale=0.04 no_sink=1"},
     {"b=1 s=3 skv=150 h=70 d=512 dv=512 k=129 scale=0.04"},
 };
