@@ -134,7 +134,7 @@ extern "C" int64_t index_topk_work_cuda(const struct index_topk_args *a)
 
 static int scores_on_cores(struct lane *l, const index_call<bf16> &c, int64_t first, unsigned count, float *scores)
 {
-    return index_scores_mma(l, c, first, count, scores);
+    return index_scores_mma(l, c, first, count, scores, c.keys, 1.0f);
 }
 static int scores_on_cores(struct lane *, const index_call<float> &, int64_t, unsigned, float *) { return ST_OK; }
 
@@ -151,6 +151,8 @@ template <typename T> static int run_topk(struct lane *l, const struct index_top
     c.keys = (int)a->k.dim[1];
     c.heads = (int)a->q.dim[2];
     c.width = (int)a->q.dim[3];
+    c.most = c.keys;
+    c.by_key = true;
     c.ratio = a->ratio;
     c.relu = a->relu;
     float *scores = (float *)a->work.data;
@@ -160,7 +162,7 @@ template <typename T> static int run_topk(struct lane *l, const struct index_top
     NEEDS_SMEM(l, plain, smem);
     for (int64_t first = 0; first < rows; first += chunk) {
         unsigned count = (unsigned)min_i64(chunk, rows - first);
-        if (a->topk < c.keys && index_scores_fit(a))
+        if (a->topk < c.keys && index_cores_fit(&a->q, &a->k))
             TRY(scores_on_cores(l, c, first, count, scores));
         else if (a->topk < c.keys)
             LAUNCH(l, plain, dim3((unsigned)ceil_div(c.keys, SCORE_THREADS), count), SCORE_THREADS, smem, c, first,

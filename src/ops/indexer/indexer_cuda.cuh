@@ -33,7 +33,7 @@ template <typename T> struct index_call {
     int batch, rows, keys, heads, width, main_heads, per_group, main_width, most;
     int64_t ratio;
     float score_scale, softmax_scale;
-    bool relu;
+    bool relu, by_key; /* by_key: scores of a range of keys stand where the key does, else from 0 on */
 };
 
 /* Query i sees keys [first, end). */
@@ -46,9 +46,24 @@ template <typename T> __device__ __forceinline__ int64_t row_end(const index_cal
     return index_end((c.start != NULL ? *c.start : 0) + i, c.ratio, c.keys);
 }
 
-/* Scores of count rows from row first on, [count][keys], where the tensor cores' kernel fits the call. */
-bool index_scores_fit(const struct index_topk_args *a);
-int index_scores_mma(struct lane *l, const index_call<bf16> &c, int64_t first, unsigned count, float *scores);
+/* ---- tensor cores (indexer_mma.cu): bf16, 64 or 128 channels, at most 64 heads */
+
+bool index_cores_fit(const struct tensor *q, const struct tensor *k);
+/* Scores of count rows from row first (of all sequences) on, times scale: out[row][key], or [row][entry] with lists,
+ * where an entry that is no key gets minus infinity. */
+int index_scores_mma(struct lane *l, const index_call<bf16> &c, int64_t first, unsigned count, float *out,
+                     int64_t pitch, float scale);
+/* Gradients of a chunk of rows from those of their scores, target[row][2 most]; what rows add to keys: add[row][most].
+ * */
+struct index_gradient {
+    const float *target;
+    float *add, *sum;
+    const int32_t *place; /* [row][key] */
+    const double *scale;
+    double factor;
+};
+int index_gradient_mma(struct lane *l, const index_call<bf16> &c, const index_gradient &g, int64_t first, int count);
+int index_sum_keys(struct lane *l, const index_call<bf16> &c, const index_gradient &g, int count, bool keep);
 
 /* The keys of a row: entry n of a list, or key first + n. */
 struct key_list {

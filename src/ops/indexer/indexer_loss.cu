@@ -2,6 +2,7 @@
  * scores, loss, gradients of queries and weights. The gradient of keys is the work of another kernel, a block for each
  * key, which walks the queries of a chunk in order. */
 #include "ops/indexer/indexer_cuda.cuh"
+#include "ops/sparse/sparse_cuda.cuh"
 
 enum { ROW_THREADS = 256, ROW_WARPS = ROW_THREADS / 32, KEY_THREADS = 128 };
 
@@ -15,13 +16,15 @@ static int64_t most_keys(const struct index_loss_args *a) { return a->idx.rank >
 
 static loss_parts parts_of(const struct index_loss_args *a)
 {
-    enum { MOST_BYTES = 1 << 27, ALIGN = 256 };
-    int64_t most = most_keys(a), row = most * (a->q.dim[2] + 2) * 4 + a->k.dim[1] * 4;
+    enum { MOST_BYTES = 1 << 29, ALIGN = 256 };
+    /* z of every head, or what a query adds to every key */
+    int64_t most = most_keys(a), wide = max_i64(a->q.dim[2], a->q.dim[3]),
+            row = most * (wide + 2) * 4 + a->k.dim[1] * 4;
     loss_parts p = {};
     p.chunk = min_i64(max_i64(1, a->q.dim[1]), max_i64(1, MOST_BYTES / max_i64(1, row)));
     p.target = round_up(a->q.dim[0] * a->q.dim[1] * 4, ALIGN);
     p.z = p.target + round_up(p.chunk * most * 2 * 4, ALIGN);
-    p.place = p.z + round_up(p.chunk * most * a->q.dim[2] * 4, ALIGN);
+    p.place = p.z + round_up(p.chunk * most * wide * 4, ALIGN);
     p.sum = p.place + round_up(p.chunk * a->k.dim[1] * 4, ALIGN);
     p.bytes = p.sum + round_up(a->k.dim[1] * a->k.dim[2] * 4, ALIGN);
     return p;
@@ -41,11 +44,11 @@ template <typename T> __device__ __forceinline__ void take_row(float *to, const 
     __syncthreads();
 }
 
-/* p = attention weights of all heads, added up and divided by their sum; s: scores of a head. Every thread owns the
- * entries that it strides over. */
+/* p = attention weights of all heads, added up; s: scores of a head. Every thread owns the entries that it strides
+ * over. */
 template <typename T>
-__device__ __forceinline__ void row_target(const index_call<T> &c, const key_list &keys, int64_t b, int64_t i, float *p,
-                                           float *s, float *q, float *scratch)
+__device__ __forceinline__ void add_heads(const index_call<T> &c, const key_list &keys, int64_t b, int64_t i, float *p,
+                                          float *s, float *q, float *scratch)
 {
     for (int n = threadIdx.x; n < keys.count; n += ROW_THREADS)
         p[n] = 0;
@@ -69,6 +72,11 @@ __device__ __forceinline__ void row_target(const index_call<T> &c, const key_lis
         for (int n = threadIdx.x; n < keys.count; n += ROW_THREADS)
             p[n] += s[n] == -INFINITY ? 0.0f : expf(s[n] - lse);
     }
+}
+
+/* The weights divided by their sum. */
+__device__ __forceinline__ void normalise(const key_list &keys, float *p, float *scratch)
+{
     float total = 0;
     for (int n = threadIdx.x; n < keys.count; n += ROW_THREADS)
         total += p[n];
@@ -153,7 +161,7 @@ __device__ __forceinline__ void row_gradient(const index_call<T> &c, const key_l
 template <typename T>
 static __global__ void __launch_bounds__(ROW_THREADS)
     loss_rows(const __grid_constant__ index_call<T> c, int b, int first, float *kl, float *target, float *zs,
-              const double *scale, double factor)
+              const double *scale, double factor, bool added, bool scored)
 {
     DYNAMIC_SHARED(float, q, 4);
     __shared__ float scratch[ROW_WARPS];
@@ -161,12 +169,15 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     key_list keys = keys_of(c, b, i);
     float *p = target + (int64_t)blockIdx.x * 2 * c.most, *s = p + c.most,
           *z = zs + (int64_t)blockIdx.x * c.heads * c.most;
-    row_target(c, keys, b, i, p, s, q, scratch);
-    row_scores(c, keys, b, i, s, z, q);
+    if (!added)
+        add_heads(c, keys, b, i, p, z, q, scratch);
+    normalise(keys, p, scratch);
+    if (!scored)
+        row_scores(c, keys, b, i, s, z, q);
     float loss = row_loss(keys, p, s, scratch);
     if (threadIdx.x == 0)
         kl[b * (int64_t)c.rows + i] = keys.count > 0 ? loss : 0.0f;
-    if (c.dq.data == NULL)
+    if (c.dq.data == NULL || scored)
         return;
     __syncthreads();
     row_gradient(c, keys, b, i, p, z, (float)(scale[0] * factor));
@@ -291,6 +302,63 @@ template <typename T> static index_call<T> call_of(const struct index_loss_args 
     return c;
 }
 
+/* Attention over lists with one key head, as sparse_fwd computes it. */
+static bool fits_cores(struct lane *l, const struct index_loss_args *a)
+{
+    struct tensor keys = a->mk;
+    if (!present(&a->lse) || !present(&a->idx) || a->mk.dim[2] != 1)
+        return false;
+    keys.dim[2] = a->mk.dim[3];
+    keys.stride[2] = 1;
+    keys.rank = 3;
+    int64_t d = keys.dim[2];
+    return sparse_mma_fits(l, &a->mq, &keys, d == 576 ? 512 : d == 160 ? 128 : d);
+}
+
+static int add_on_cores(struct lane *l, const struct index_loss_args *a, const index_call<bf16> &c, int b, int first,
+                        int count, float *target)
+{
+    sparse_call<bf16> s = {};
+    s.q = {c.mq.data, c.mq.batch, c.mq.row, c.mq.head};
+    s.kv = {c.mk.data, c.mk.batch, c.mk.row, 0};
+    s.idx = c.idx;
+    s.idx_batch = c.idx_batch;
+    s.idx_row = c.idx_row;
+    s.lse = (float *)a->lse.data;
+    s.lse_batch = c.lse_batch;
+    s.lse_head = c.lse_head;
+    s.batch = c.batch;
+    s.rows = c.rows;
+    s.keys = c.keys;
+    s.heads = c.main_heads;
+    s.width = c.main_width;
+    s.most = c.most;
+    s.scale = c.softmax_scale;
+    return sparse_weights_mma(l, s, b, first, count, target, 2 * (int64_t)c.most);
+}
+static int add_on_cores(struct lane *, const struct index_loss_args *, const index_call<float> &, int, int, int,
+                        float *)
+{
+    return ST_OK; /* never fits */
+}
+
+/* Scores of a chunk to the second half of its targets. */
+static int scores_on_cores(struct lane *l, const index_call<bf16> &c, int64_t first, int count, float *target)
+{
+    return index_scores_mma(l, c, first, (unsigned)count, target + c.most, 2 * (int64_t)c.most, c.score_scale);
+}
+static int scores_on_cores(struct lane *, const index_call<float> &, int64_t, int, float *) { return ST_OK; }
+static int gradient_on_cores(struct lane *l, const index_call<bf16> &c, const index_gradient &g, int64_t first,
+                             int count, bool keep)
+{
+    TRY(index_gradient_mma(l, c, g, first, count));
+    return index_sum_keys(l, c, g, count, keep);
+}
+static int gradient_on_cores(struct lane *, const index_call<float> &, const index_gradient &, int64_t, int, bool)
+{
+    return ST_OK;
+}
+
 template <typename T>
 static int loss_chunk(struct lane *l, const struct index_loss_args *a, const index_call<T> &c, const loss_parts &p,
                       int b, int first)
@@ -305,11 +373,20 @@ static int loss_chunk(struct lane *l, const struct index_loss_args *a, const ind
     int64_t places = (int64_t)count * c.keys;
     auto kernel = loss_rows<T>;
     NEEDS_SMEM(l, kernel, smem);
-    LAUNCH(l, kernel, count, ROW_THREADS, smem, c, b, first, kl, target, z, scale, factor);
+    bool cores = fits_cores(l, a);
+    if (cores)
+        TRY(add_on_cores(l, a, c, b, first, count, target));
+    bool scored = index_cores_fit(&a->q, &a->k) && (!present(&a->dq) || aligned16(&a->dq));
+    if (scored)
+        TRY(scores_on_cores(l, c, (int64_t)b * c.rows + first, count, target));
+    LAUNCH(l, kernel, count, ROW_THREADS, smem, c, b, first, kl, target, z, scale, factor, cores, scored);
     if (!present(&a->dk))
         return ST_OK;
     LAUNCH(l, fill_places, (unsigned)ceil_div(places, 256), 256, 0, place, places);
     LAUNCH(l, note_places<T>, (unsigned)ceil_div((int64_t)count * c.most, 256), 256, 0, c, b, first, count, place);
+    index_gradient g = {target, z, sum, place, scale, factor};
+    if (scored)
+        return gradient_on_cores(l, c, g, (int64_t)b * c.rows + first, count, first > 0);
     LAUNCH(l, key_gradient<T>, c.keys, KEY_THREADS, 0, c, b, first, count, target, z, place, sum, first > 0, scale,
            factor);
     return ST_OK;

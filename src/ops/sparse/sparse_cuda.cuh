@@ -59,9 +59,9 @@ static inline bool sparse_mma_fits(struct lane *l, const struct tensor *q, const
 }
 int sparse_fwd_mma(struct lane *l, const sparse_call<bf16> &c);
 
-/* Scratch of the backward pass on tensor cores, for a chunk of queries: weights and their gradients [query][head][entry],
- * what queries add to keys [query][entry][channel], where keys stand in lists [key][query]; for a sequence: delta of all
- * rows, sums of keys. Heads and entries are rounded up to tiles. */
+/* Scratch of the backward pass on tensor cores, for a chunk of queries: weights and their gradients
+ * [query][head][entry], what queries add to keys [query][entry][channel], where keys stand in lists [key][query]; for a
+ * sequence: delta of all rows, sums of keys. Heads and entries are rounded up to tiles. */
 struct sparse_scratch {
     float *delta;
     bf16 *p, *ds;
@@ -74,5 +74,10 @@ struct sparse_scratch {
 int64_t sparse_mma_bytes(const struct sparse_bwd_args *a, void *work, sparse_scratch *out);
 /* dq of a sequence, and the gradient of its keys in w.sum. */
 int sparse_bwd_mma(struct lane *l, const sparse_call<bf16> &c, const sparse_scratch &w, int b);
+
+/* Weights of the entries of count lists from query first on, summed over heads: out[query][pitch]. Reads q, kv, idx,
+ * lse. */
+int sparse_weights_mma(struct lane *l, const sparse_call<bf16> &c, int b, int first, int count, float *out,
+                       int64_t pitch);
 
 #endif

@@ -1,6 +1,6 @@
-/* sparse forward on tensor cores, bf16; see sparse_mma.cuh. A block takes 64 heads of a query and walks its list, 32 keys
- * at a time, one tile ahead: scores by eight warps (16 heads, 16 keys each), softmax with a running maximum, then every
- * warp adds to its own channels of all 64 outputs. */
+/* sparse forward on tensor cores, bf16; see sparse_mma.cuh. A block takes 64 heads of a query and walks its list, 32
+ * keys at a time, one tile ahead: scores by eight warps (16 heads, 16 keys each), softmax with a running maximum, then
+ * every warp adds to its own channels of all 64 outputs. */
 #include "ops/sparse/sparse_mma.cuh"
 
 template <int D, int DV> struct fwd_shared {
@@ -12,8 +12,8 @@ template <int D, int DV> struct fwd_shared {
     int keys[2][MMA_KEYS];
 };
 
-/* Weights of a tile from its scores, in base 2; factor: what a new maximum makes of the sums so far. Four threads have a
- * row. */
+/* Weights of a tile from its scores, in base 2; factor: what a new maximum makes of the sums so far. Four threads have
+ * a row. */
 template <typename S> __device__ __forceinline__ void softmax_tile(S &m, const int *keys, float scale)
 {
     int row = threadIdx.x / 4, from = threadIdx.x % 4 * 8;

@@ -1,5 +1,6 @@
-/* Tiles of the tensor-core kernels of sparse attention: 64 heads of one query against 32 keys of its list. Rows in shared
- * memory have a pitch of 8 channels more than they hold, so that the rows of a matrix load lie in different banks. */
+/* Tiles of the tensor-core kernels of sparse attention: 64 heads of one query against 32 keys of its list. Rows in
+ * shared memory have a pitch of 8 channels more than they hold, so that the rows of a matrix load lie in different
+ * banks. */
 #ifndef BRAID_OPS_SPARSE_MMA_CUH
 #define BRAID_OPS_SPARSE_MMA_CUH
 
