@@ -36,6 +36,10 @@ try "$BRAID" ckpt diff "$dir/sparse" "$dir/warm"
 ok "it changes indexers" grep -q 'indexer.linear_wk.weight' "$dir/out"
 ok "and nothing else" test -z "$(grep -E '^ *(decoder|embedding|output)' "$dir/out" | grep -v indexer)"
 
+ok "a model of the shape of DeepSeek-V3.2 trains" runs "$BRAID" train "$root/configs/dsv32-tiny.ini" --data.train="$book" --run.threads=1 --run.quiet=on \
+    --run.tensorboard=off --run.report=off --run.dir="$dir/dsv32"
+ok "and is exported" prints '^exported as deepseek_v32' "$BRAID" export "$dir/dsv32" "$dir/dsv32-hf" --dtype=f32
+
 ok "shared keys across a pipeline cut are refused" fails 2 "D layer 2 shares the keys that D layer 1 selects" \
     "$BRAID" plan "${sparse[@]}" --model.pattern='D-|D-' --model.dsa_indexer_head_dim=8 --model.dsa_indexer_topk=12 --model.dsa_indexer_topk_freq=2 --parallel.pp=2 --parallel.ranks=2
 ok "so is an indexer head narrower than its rotary channels" fails 2 "must be at least model.mla_rope" \

@@ -176,7 +176,7 @@ static const struct op_sample topk_samples[] = {
 };
 static const struct op_sample topk_bench[] = {
     {"b=1 s=512 h=4 d=32 topk=64 no_doc_start=1 no_start=1"},
-    {"b=1 s=16384 h=64 d=128 topk=2048 no_doc_start=1 no_start=1 gpu=1"},
+    {"b=1 s=8192 h=64 d=128 topk=2048 no_doc_start=1 no_start=1 gpu=1"},
     {"b=1 s=65536 h=64 d=128 topk=2048 no_doc_start=1 no_start=1 gpu=1"},
 };
 static const struct op_sample loss_samples[] = {
@@ -199,7 +199,8 @@ static const struct op_sample loss_samples[] = {
 enum { BACKWARD_ONLY = 5 }; /* of loss_samples */
 static const struct op_sample loss_bench[] = {
     {"b=1 s=256 h=4 d=32 mh=8 mg=1 md=80 topk=64 no_doc_start=1"},
-    {"b=1 s=2048 h=64 d=128 mh=128 mg=1 md=576 topk=1024 no_doc_start=1 gpu=1"},
+    {"b=1 s=8192 h=64 d=128 mh=128 mg=1 md=576 topk=2048 no_doc_start=1 gpu=1"},
+    {"b=1 s=65536 h=64 d=128 mh=128 mg=1 md=576 topk=2048 no_doc_start=1 gpu=1"},
 };
 static const struct op_sample recall_samples[] = {
     {"no_doc_start=1"},
