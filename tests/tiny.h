@@ -76,6 +76,19 @@ static inline const char *const *tiny_models(int *n)
         "model.mla_q_rank=10 model.bias=on model.dropout=0.1 model.attention_dropout=0.3 data.eod=on data.eod_mask=on",
         "model.pattern=+E- model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
         "model.experts=4 model.seq_aux_loss=0.1 model.shared_ffn=8",
+        /* sparse attention: more tokens than are selected; the loss over all keys and over the selected ones; shared
+         * indices; dense below topk */
+        "model.pattern=D-D model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 model.mla_q_rank=10 "
+        "model.dsa_indexer_n_heads=3 model.dsa_indexer_head_dim=6 model.dsa_indexer_topk=3 "
+        "model.dsa_indexer_loss_coeff=0.5 model.bias=on model.dropout=0.1 data.eod=on data.eod_mask=on",
+        "model.pattern=DD-D model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
+        "model.dsa_indexer_n_heads=2 model.dsa_indexer_head_dim=7 model.dsa_indexer_topk=5 "
+        "model.dsa_indexer_use_sparse_loss=on model.dsa_indexer_topk_freq=2 model.dsa_indexer_rope_interleaved=on",
+        "model.pattern=[D-]E/D- model.mhc_streams=2 model.mhc_gating=0.6 model.mla_kv_rank=12 model.mla_nope=6 "
+        "model.mla_rope=4 model.mla_v=5 model.dsa_indexer_n_heads=2 model.dsa_indexer_head_dim=6 "
+        "model.dsa_indexer_topk=4 model.dsa_indexer_use_sparse_loss=on model.experts=4 model.mtp_scale=0.4",
+        "model.pattern=D-D model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 model.mla_q_rank=10 "
+        "model.dsa_indexer_n_heads=3 model.dsa_indexer_head_dim=6 model.dsa_indexer_topk=100",
         "model.pattern=*-/*-/*- model.mtp_scale=0.3",
         /* Hyper-connections over every core, in both profiles. The gating factor is the initial
          * alpha: at its default of 0.01 the mixing matrices are nearly uniform and the gradients of

@@ -57,6 +57,7 @@ FAMILIES = {
                                           mlp_only_layers=[0], norm_topk_prob=True),
     "mixtral": lambda: T.MixtralConfig(**BASE, num_local_experts=4, num_experts_per_tok=2),
     "deepseek_v3": lambda: deepseek(),
+    "deepseek_v32": lambda: deepseek(T.DeepseekV32Config, index_n_heads=8, index_head_dim=8, index_topk=5),
     "mamba2": lambda: T.Mamba2Config(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_heads=8, head_dim=4, state_size=8,
                                      **MAMBA),
     "bamba": lambda: T.BambaConfig(**BASE, pad_token_id=None, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=4, mamba_d_state=8, mamba_n_groups=2,
@@ -69,12 +70,12 @@ FAMILIES = {
 }
 
 
-def deepseek(**change):
+def deepseek(kind=None, **change):
     # A token takes one expert of a group on average, yet the class scores a group by its two best.
     fields = dict(moe_intermediate_size=12, n_routed_experts=12, num_experts_per_tok=2, n_group=3, topk_group=2,
                   first_k_dense_replace=1, q_lora_rank=12, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6,
                   n_shared_experts=2)
-    return T.DeepseekV3Config(**{**base(num_key_value_heads=4, rope_parameters=YARN), **fields, **change})
+    return (kind or T.DeepseekV3Config)(**{**base(num_key_value_heads=4, rope_parameters=YARN), **fields, **change})
 
 
 def qwen3_next(**change):

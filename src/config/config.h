@@ -158,6 +158,11 @@ struct config_model {
     double mtp_scale;
     int64_t mla_q_rank, mla_kv_rank, mla_nope, mla_rope, mla_v;
     double mla_norm_eps, mla_softmax_scale;
+    /* sparse attention (D) */
+    int64_t dsa_indexer_n_heads, dsa_indexer_head_dim, dsa_indexer_topk;
+    int64_t dsa_indexer_topk_freq, dsa_indexer_skip_topk_offset;
+    double dsa_indexer_loss_coeff, dsa_indexer_k_norm_epsilon;
+    bool dsa_indexer_use_sparse_loss, dsa_indexer_rope_interleaved, dsa_indexer_scoring_relu, dsa_dense_warmup;
     /* manifold hyper-connections */
     bool mhc;            /* short for mhc_streams = 4 */
     int64_t mhc_streams; /* 0: plain residual */

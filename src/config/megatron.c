@@ -51,6 +51,7 @@
 
 static bool kv_heads_given(const struct config *c) { return c->model.kv_heads > 0; }
 static bool latent(const struct config *c) { return strpbrk(c->model.pattern, "+D") != NULL; }
+static bool sparse(const struct config *c) { return strchr(c->model.pattern, 'D') != NULL; }
 static bool not_fp32(const struct config *c) { return c->gpu.precision != CFG_PRECISION_FP32; }
 static bool one_stage(const struct config *c) { return c->parallel.pp == 1; }
 static bool capacity_given(const struct config *c) { return c->model.router_capacity > 0; }
@@ -79,6 +80,12 @@ const struct flag config_flags[] = {
     IF("group-query-attention", NULL, kv_heads_given, "the number of groups is needed: --num-query-groups"),
     IF("multi-latent-attention", NULL, latent,
         "latent attention is + in --hybrid-layer-pattern, such as '[+-]x3[+E]x58'"),
+    IF("experimental-attention-variant", "dsa", sparse,
+        "sparse attention is D in --hybrid-layer-pattern, such as '[D-]x3[DE]x58'"),
+    NOT("experimental-attention-variant", "*", "--hybrid-layer-pattern says which layers there are: D, G, M, + or *"),
+    NOTED("dsa-kernel-backend", "*", "there is one implementation for each device"),
+    NOTED("dsa-indexer-rotate-activation", "*",
+        "a rotation of all indexer queries and keys leaves their products as they are"),
     NOT("apply-residual-connection-post-layernorm", NULL, "norms stand in front of each layer"),
     NOT("init-method-xavier-uniform", NULL, "weights are initialised from a normal distribution: model.init_std"),
     SETS("openai-gelu", NULL, "model.act", "gelu"),

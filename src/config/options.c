@@ -225,6 +225,38 @@ const struct option config_options[] = {
         HELP("Epsilon of the two latent norms; 0 is model.norm_eps. DeepSeek-V3 in Hugging Face uses 1e-6.")),
     ROW(model.mla_softmax_scale, "0", OPT_MODEL, RANGE(0, 1000),
         HELP("Scale of the scores; 0 is (nope + rope)^-0.5, with YaRN's mscale_all_dim factor squared.")),
+    ROW(model.dsa_indexer_n_heads, "64", OPT_MODEL, RANGE(1, 4096), ALIAS("dsa-indexer-n-heads"),
+        HELP("Sparse attention (D): heads of the indexer, whose scores select the keys of a query.")),
+    ROW(model.dsa_indexer_head_dim, "128", OPT_MODEL, RANGE(2, 4096), ALIAS("dsa-indexer-head-dim"),
+        HELP("Sparse attention: channels of an indexer head; the first model.mla_rope of them are rotary.")),
+    ROW(model.dsa_indexer_topk, "2048", OPT_MODEL, RANGE(1, 1048576), ALIAS("dsa-indexer-topk"),
+        HELP("Sparse attention: keys that a query reads, of those it may see. Sequences up to this length are "
+        "computed as latent attention (+) is, bit for bit.")),
+    ROW(model.dsa_indexer_topk_freq, "1", OPT_MODEL, RANGE(1, 4096), ALIAS("dsa-indexer-topk-freq"),
+        HELP("Sparse attention: every so many-th D layer has an indexer, those between reuse the keys it selected; 1: "
+        "all have one.")),
+    ROW(model.dsa_indexer_skip_topk_offset, "0", OPT_MODEL, RANGE(0, 4096), ALIAS("dsa-indexer-skip-topk-offset"),
+        HELP("Sparse attention: the first so many D layers have indexers of their own whatever dsa_indexer_topk_freq "
+        "says; the count of layers starts at the last of them.")),
+    ROW(model.dsa_indexer_loss_coeff, "0.01", OPT_RUN | OPT_INHERIT, RANGE(1e-12, 1000),
+        ALIAS("dsa-indexer-loss-coeff"),
+        HELP("Sparse attention: weight of the indexer's loss, the KL divergence of its scores from the attention of "
+        "all heads. It trains the indexer only. To keep an indexer as it is, freeze it by a group.")),
+    ROW(model.dsa_indexer_use_sparse_loss, "off", OPT_RUN | OPT_INHERIT, FLAG("dsa-indexer-use-sparse-loss", "on"),
+        HELP("Sparse attention: take the indexer's loss over the selected keys only. Off: over all keys that a query "
+        "sees, whose cost grows with the square of the sequence.")),
+    ROW(model.dsa_dense_warmup, "off", OPT_RUN | OPT_INHERIT,
+        HELP("Sparse attention: first stage of training an indexer beside a trained model. Attention reads all keys, "
+        "the indexer's loss is taken over all of them, and everything but the indexers is frozen (unless a group says "
+        "freeze = off).")),
+    ROW(model.dsa_indexer_rope_interleaved, "off", OPT_MODEL, FLAG("dsa-indexer-rope-interleaved", "on"),
+        HELP("Sparse attention: rotary pairs of the indexer are neighbouring channels (GLM-5); off: halves "
+        "(DeepSeek-V3.2).")),
+    ROW(model.dsa_indexer_scoring_relu, "on", OPT_MODEL, HELP(
+        "Sparse attention: negative products of an indexer head count as 0.")),
+    ROW(model.dsa_indexer_k_norm_epsilon, "0", OPT_MODEL, RANGE(0, 1), ALIAS("dsa-indexer-k-norm-epsilon"),
+        HELP("Sparse attention: epsilon of the LayerNorm of indexer keys; 0 is model.norm_eps. DeepSeek-V3.2 uses "
+        "1e-6.")),
     ROW(model.mhc, "off", OPT_MODEL,
         .alias = {{"enable-hyper-connections", "on"}, {"enable-mhc-connections", "on"}}, HELP(
         "Manifold hyper-connections with 4 residual streams, unless mhc_streams gives another number.")),

@@ -11,18 +11,33 @@
 /* Options of the model that no config.json holds: how it was begun, and how its memory lies. */
 static bool outside_config(const char *option)
 {
-    static const char *const names[] = {"model.layers",          "model.attn_ratio",
-                                        "model.mlp_ratio",       "model.mtp_pattern",
-                                        "model.mtp_layers",      "model.init_std",
-                                        "model.embed_init_std",  "model.init_scale",
-                                        "model.mhc_gating",      "model.dropout",
-                                        "model.glu_interleave",  "model.vocab_multiple",
-                                        "model.mamba_chunk",     "model.gdn_chunk",
-                                        "model.aux_loss",        "model.seq_aux_loss",
-                                        "model.global_aux_loss", "model.router_z_loss",
-                                        "model.router_jitter",   "model.router_bias_rate",
-                                        "model.mtp_scale",       "model.router_force_balance",
-                                        "model.max_position",    "model.attention_dropout"};
+    static const char *const names[] = {"model.layers",
+                                        "model.attn_ratio",
+                                        "model.mlp_ratio",
+                                        "model.mtp_pattern",
+                                        "model.mtp_layers",
+                                        "model.init_std",
+                                        "model.embed_init_std",
+                                        "model.init_scale",
+                                        "model.mhc_gating",
+                                        "model.dropout",
+                                        "model.glu_interleave",
+                                        "model.vocab_multiple",
+                                        "model.mamba_chunk",
+                                        "model.gdn_chunk",
+                                        "model.aux_loss",
+                                        "model.seq_aux_loss",
+                                        "model.global_aux_loss",
+                                        "model.router_z_loss",
+                                        "model.router_jitter",
+                                        "model.router_bias_rate",
+                                        "model.mtp_scale",
+                                        "model.router_force_balance",
+                                        "model.max_position",
+                                        "model.attention_dropout",
+                                        "model.dsa_dense_warmup",
+                                        "model.dsa_indexer_loss_coeff",
+                                        "model.dsa_indexer_use_sparse_loss"};
     for (int i = 0; i < countof(names); i++)
         if (strcmp(option, names[i]) == 0)
             return true;
@@ -55,7 +70,7 @@ static int first_difference(const struct config *c, const struct config *again, 
 /* model.bias is the biases of attention and of MLPs; other programs name those. */
 static void name_biases(struct config *c)
 {
-    if (!c->model.bias || strchr(c->model.pattern, '+') != NULL)
+    if (!c->model.bias || strpbrk(c->model.pattern, "+D") != NULL)
         return;
     c->model.bias = false;
     c->model.attn_bias = c->model.mlp_bias = true;

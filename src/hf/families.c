@@ -109,6 +109,14 @@ static const struct hf_rule latent_attention[] = {
     ONE("self_attention.linear_proj.weight", "self_attn.o_proj.weight"),
     END};
 
+#define INDEXER(our, theirs) ONE("self_attention.core_attention.indexer." our, "self_attn.indexer." theirs)
+static const struct hf_rule indexer[] = {INDEXER("linear_wq_b.weight", "wq_b.weight"),
+                                         INDEXER("linear_wk.weight", "wk.weight"),
+                                         INDEXER("k_norm.weight", "k_norm.weight"),
+                                         INDEXER("k_norm.bias", "k_norm.bias"),
+                                         INDEXER("linear_weights_proj.weight", "weights_proj.weight"),
+                                         END};
+
 #define GLU(our, theirs, width, what)                                                                                  \
     {                                                                                                                  \
         .key = our ".linear_fc1." what, .part = {                                                                      \
@@ -387,12 +395,18 @@ static const struct hf_field deepseek_fields[] = {
     {"qk_nope_head_dim", HF_INT, "model.mla_nope", NULL},
     {"qk_rope_head_dim", HF_INT, "model.mla_rope", NULL},
     {"v_head_dim", HF_INT, "model.mla_v", NULL},
-    {"rope_interleave", HF_FIXED, NULL, "true"},
     {"scoring_func", HF_FIXED, NULL, "\"sigmoid\""},
     {"topk_method", HF_FIXED, NULL, "\"noaux_tc\""},
     {"moe_layer_freq", HF_FIXED, NULL, "1"},
     {"head_dim|qk_head_dim|first_k_dense_replace|n_shared_experts|num_nextn_predict_layers|num_key_value_heads",
      HF_IGNORED, NULL, NULL},
+    LAST};
+static const struct hf_field deepseek_v3_fields[] = {{"rope_interleave", HF_FIXED, NULL, "true"}, LAST};
+static const struct hf_field deepseek_v32_fields[] = {
+    {"index_n_heads", HF_INT, "model.dsa_indexer_n_heads", "64"},
+    {"index_head_dim", HF_INT, "model.dsa_indexer_head_dim", "128"},
+    {"index_topk", HF_INT, "model.dsa_indexer_topk", "2048"},
+    {"layer_types|mlp_layer_types|num_local_experts", HF_IGNORED, NULL, NULL}, /* first_k_dense_replace says it */
     LAST};
 static const struct hf_field deepseek_transformer[] = {{"num_attention_heads", HF_INT, "model.heads", NULL},
                                                        {"attention_dropout", HF_NOTED, NULL, NOT_DROPPED},
@@ -487,7 +501,11 @@ RULES(qwen3_next_tensors, ends, norms, gated_attention, delta_net, glu, qwen_sha
 FIELDS(qwen3_next_config, harmless, basics, transformer, own_head_dim, no_bias, mlp_width, moe_fields, qwen_moe_fields,
        qwen_next_fields);
 RULES(deepseek_tensors, ends, norms, latent_attention, glu, experts, deepseek_prediction);
-FIELDS(deepseek_config, harmless, basics, deepseek_transformer, no_bias, mlp_width, deepseek_fields, moe_fields);
+FIELDS(deepseek_config, harmless, basics, deepseek_transformer, no_bias, mlp_width, deepseek_fields, deepseek_v3_fields,
+       moe_fields);
+RULES(deepseek_v32_tensors, ends, norms, latent_attention, indexer, glu, experts, deepseek_prediction);
+FIELDS(deepseek_v32_config, harmless, basics, deepseek_transformer, no_bias, mlp_width, deepseek_fields,
+       deepseek_v32_fields, moe_fields);
 RULES(mamba2_tensors, mamba2_rules);
 FIELDS(mamba2_config, harmless, basics, mamba2_fields);
 RULES(nemotron_tensors, mamba2_rules, nemotron_rules);
@@ -527,6 +545,9 @@ static const struct hf_family qwen3_next = {FAMILY(qwen3_next, "Qwen3NextForCaus
 static const struct hf_family deepseek_v3 = {FAMILY(deepseek_v3, "DeepseekV3ForCausalLM"), IN_LAYERS, .depth = "+E",
                                              .copies = deepseek_copies,
                                              TABLES(deepseek_tensors, deepseek_config, deepseek)};
+static const struct hf_family deepseek_v32 = {FAMILY(deepseek_v32, "DeepseekV32ForCausalLM"), IN_LAYERS, .depth = "DE",
+                                              .copies = deepseek_copies,
+                                              TABLES(deepseek_v32_tensors, deepseek_v32_config, deepseek_v32)};
 static const struct hf_family mamba2 = {FAMILY(mamba2, "Mamba2ForCausalLM"), IN_BACKBONE,
                                         TABLES(mamba2_tensors, mamba2_config, mamba2)};
 static const struct hf_family nemotron_h = {FAMILY(nemotron_h, "NemotronHForCausalLM"), IN_BACKBONE,
@@ -542,6 +563,6 @@ static const struct hf_family gpt_oss = {FAMILY(gpt_oss, "GptOssForCausalLM"), I
                                          TABLES(gpt_oss_tensors, gpt_oss_config, gpt_oss)};
 
 /* In the order in which an export tries them: what many programs read comes first. */
-const struct hf_family *const hf_families[] = {&llama,     &mistral, &qwen2,      &qwen3,       &mixtral,
-                                               &qwen3_moe, &olmoe,   &qwen3_next, &deepseek_v3, &gpt_oss,
-                                               &mamba2,    &bamba,   &nemotron_h, &gpt2,        NULL};
+const struct hf_family *const hf_families[] = {&llama, &mistral,    &qwen2,       &qwen3,        &mixtral, &qwen3_moe,
+                                               &olmoe, &qwen3_next, &deepseek_v3, &deepseek_v32, &gpt_oss, &mamba2,
+                                               &bamba, &nemotron_h, &gpt2,        NULL};

@@ -298,9 +298,10 @@ int qwen3_next_write(const struct config *c, json_t *out, struct err *e)
     return hf_put(out, "partial_rotary_factor", json_real(c->model.rope_percent), e);
 }
 
-/* ---- DeepSeek-V3 ----------------------------------------------------------------------------- */
+/* ---- DeepSeek-V3 and V3.2 -------------------------------------------------------------------- */
 
 static const char *deepseek_layer(const void *ctx, int64_t i) { return i < *(const int64_t *)ctx ? "+-" : "+E"; }
+static const char *deepseek_v32_layer(const void *ctx, int64_t i) { return i < *(const int64_t *)ctx ? "D-" : "DE"; }
 
 /* The class scores a group by its two best experts, whatever a token takes of it. */
 static int read_group_score(const struct hf_json *j, struct config *c, struct err *e)
@@ -309,14 +310,15 @@ static int read_group_score(const struct hf_json *j, struct config *c, struct er
                                        : hf_set_int(j, c, "model.router_group_best", 2, e);
 }
 
-int deepseek_read(const struct hf_json *j, struct config *c, struct err *e)
+static int read_latent(const struct hf_json *j, struct config *c, const char *(*layer)(const void *, int64_t),
+                       struct err *e)
 {
     int64_t dense, shared;
     TRY(hf_json_int(j, "first_k_dense_replace", 0, &dense, e));
     TRY(hf_json_int(j, "n_shared_experts", 0, &shared, e));
     if (shared < 0 || shared > 1024)
         return hf_refuse(j, "n_shared_experts", "between 0 and 1024 are expected", e);
-    TRY(set_pattern(j, c, deepseek_layer, &dense, e));
+    TRY(set_pattern(j, c, layer, &dense, e));
     TRY(hf_set_text(j, c, "model.act", "swiglu", e));
     TRY(hf_set_int(j, c, "model.shared_ffn", shared * c->model.expert_ffn, e));
     TRY(hf_set_text(j, c, "model.router_score", "sigmoid", e));
@@ -329,9 +331,20 @@ int deepseek_read(const struct hf_json *j, struct config *c, struct err *e)
     return hf_rope_read(j, c, 10000, e);
 }
 
-int deepseek_write(const struct config *c, json_t *out, struct err *e)
+int deepseek_read(const struct hf_json *j, struct config *c, struct err *e)
 {
-    static const char *const allowed[] = {"+-", "+E", NULL};
+    return read_latent(j, c, deepseek_layer, e);
+}
+
+/* Every layer selects keys for itself. The class knows neither indices shared over layers nor another epsilon. */
+int deepseek_v32_read(const struct hf_json *j, struct config *c, struct err *e)
+{
+    TRY(hf_set_text(j, c, "model.dsa_indexer_k_norm_epsilon", "1e-6", e));
+    return read_latent(j, c, deepseek_v32_layer, e);
+}
+
+static int write_latent(const struct config *c, json_t *out, const char *const *allowed, struct err *e)
+{
     const struct config_model *m = &c->model;
     struct layers l;
     int64_t dense = 0;
@@ -353,8 +366,20 @@ int deepseek_write(const struct config *c, json_t *out, struct err *e)
     TRY(hf_put(out, "num_key_value_heads", json_integer(m->heads), e));
     TRY(hf_put(out, "n_group", json_integer(max_i64(m->router_groups, 1)), e));
     TRY(hf_put(out, "topk_group", json_integer(m->router_groups > 0 ? m->router_group_topk : 1), e));
-    TRY(put_depths(c, out, "+E", 16, e));
+    TRY(put_depths(c, out, allowed[1], 16, e));
     return put_common(c, out, e);
+}
+
+int deepseek_write(const struct config *c, json_t *out, struct err *e)
+{
+    static const char *const allowed[] = {"+-", "+E", NULL};
+    return write_latent(c, out, allowed, e);
+}
+
+int deepseek_v32_write(const struct config *c, json_t *out, struct err *e)
+{
+    static const char *const allowed[] = {"D-", "DE", NULL};
+    return write_latent(c, out, allowed, e);
 }
 
 /* ---- Mamba-2 and hybrids --------------------------------------------------------------------- */

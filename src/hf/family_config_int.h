@@ -14,6 +14,7 @@ HF_FAMILY_CONFIG(qwen3_moe);
 HF_FAMILY_CONFIG(mixtral);
 HF_FAMILY_CONFIG(qwen3_next);
 HF_FAMILY_CONFIG(deepseek);
+HF_FAMILY_CONFIG(deepseek_v32);
 HF_FAMILY_CONFIG(mamba2);
 HF_FAMILY_CONFIG(nemotron);
 HF_FAMILY_CONFIG(bamba);

@@ -42,14 +42,17 @@ static int64_t kept_bytes(const struct build *b, const struct param *p, enum kep
     return mesh_kept(b->mesh, p, form).n * (int64_t)dtype_bytes(type);
 }
 
-/* A group's freeze decides; without one base weights of LoRA are frozen, and all else is trained. */
+/* A group's freeze decides; without one base weights of LoRA are frozen, and all but the indexers while these warm up;
+ * all else is trained. */
 static void set_group(const struct build *b, struct param *p)
 {
     int k = config_group_of(b->cfg, p->key);
     int freeze = k >= 0 ? b->cfg->group[k].freeze : CFG_FREEZE_AUTO;
+    bool base = b->cfg->lora.rank > 0 && p->lora.of == 0;
+    bool warms_up = b->cfg->model.dsa_dense_warmup && strchr(b->cfg->model.pattern, 'D') != NULL;
+    bool waits = warms_up && strstr(p->key, ".indexer.") == NULL;
     p->group = k + 1;
-    p->frozen = !p->buffer &&
-                (freeze == CFG_FREEZE_ON || (freeze == CFG_FREEZE_AUTO && b->cfg->lora.rank > 0 && p->lora.of == 0));
+    p->frozen = !p->buffer && (freeze == CFG_FREEZE_ON || (freeze == CFG_FREEZE_AUTO && (base || waits)));
 }
 
 struct weight build_weight(struct build *b, const struct param *decl)

@@ -49,6 +49,7 @@ struct metric {
     int layer;
     int64_t n, offset; /* offset in ARENA_STATE */
     bool objective;    /* added to the loss that is minimised: gradcheck counts it in */
+    const char *only;  /* an objective of the parameters whose keys contain this text; NULL: of all */
     int64_t room;      /* > 0: not a metric: rows a buffer between ranks held; the value is what the run wanted */
     bool eval;         /* with room: of the eval plan */
 };
@@ -140,9 +141,14 @@ struct build {
     int number;                   /* 1-based among the layers with this symbol: "every k-th attention layer" */
     int n_layers;                 /* symbols in the pattern */
     int unit; /* what plan.recompute_block counts, from the part's begin: groups of a grouped pattern, else layers */
-    bool unit_start;                 /* the layer is the first of its unit */
-    int n_depths;                    /* of multi-token prediction, whatever the mode */
-    char prefix[64];                 /* key prefix of the layer: "decoder.layers.3." */
+    bool unit_start; /* the layer is the first of its unit */
+    int n_depths;    /* of multi-token prediction, whatever the mode */
+    char prefix[64]; /* key prefix of the layer: "decoder.layers.3." */
+    /* lists of keys that a sparse attention layer selected, for later ones that share them (dsa.c) */
+    struct shared_index {
+        slot_id idx;
+        int number, chunk; /* of the layer: its b->number, 0: none yet; its chunk */
+    } shared_index;
     struct known_codes *known_codes; /* activations whose FP8 codes are declared already (linear8.c) */
     bool want_logits;
     slot_id logits;           /* head output in decode mode, or with want_logits */

@@ -11,7 +11,7 @@
  * whose permutation of q and k cancels in their product.
  * With parallel.cp rows [kv | rotary key] of all tokens up to the rank's last one are gathered (context.h: kv_all), and
  * k is made of them. */
-#include "layers/context.h"
+#include "layers/mla_int.h"
 #include "ops/attention/attention.h"
 #include "ops/cache/cache.h"
 #include "ops/dropout/dropout.h"
@@ -23,62 +23,25 @@
 #include <math.h>
 #include <string.h>
 
-struct mla {
-    int64_t batch, seq, heads, nope, rope, v, q_rank, kv_rank;
-    int64_t all_heads; /* of all ranks: parameters have these */
-    double scale, eps;
-    bool zero_centered;
-};
-
-struct mla_slots {
-    slot_id q_in, dq_in; /* input of the last query projection: the normed latent, or h */
-    slot_id q, dq, kvd, dkvd, latent, dlatent, kv, dkv, k, dk, o, d_o, lse, rstd;
-    slot_id cos, sin, k_cache, v_cache;
-    bool divided; /* parallel.cp; then far exists */
-    struct context_rows far;
-};
-
-/* ---- views ----------------------------------------------------------------------------------- */
-
-static struct tensor heads3(struct tensor t, int64_t heads, int64_t width)
-{
-    return tensor_split_last(&t, heads, width);
-}
-static struct tensor batched(const struct mla *m, struct tensor t) { return tensor_split_first(&t, m->batch, m->seq); }
-static struct tensor columns(struct tensor t, int64_t first, int64_t n) { return tensor_cols(&t, first, n); }
-
-/* All heads of q or k: [T, H, n + r]; batched [B, S, H, n + r]. */
-static struct tensor keyed(const struct mla *m, struct tensor q) { return heads3(q, m->heads, m->nope + m->rope); }
-/* The rotary channels of every head of q: [T, H, r]. */
-static struct tensor rotary(const struct mla *m, struct tensor q) { return columns(keyed(m, q), m->nope, m->rope); }
-/* The shared rotary key: [T, r]. */
-static struct tensor shared_key(const struct mla *m, struct tensor kvd) { return columns(kvd, m->kv_rank, m->rope); }
 /* Keys without position and values of kv: [T, H, n + v]; the values of it: [B, S, H, v]. */
-static struct tensor own(const struct mla *m, struct tensor kv) { return heads3(kv, m->heads, m->nope + m->v); }
+static struct tensor own(const struct mla *m, struct tensor kv) { return mla_heads(kv, m->heads, m->nope + m->v); }
 static struct tensor by_sequence(const struct mla *m, struct tensor t)
 {
     return tensor_split_first(&t, m->batch, t.dim[0] / max_i64(m->batch, 1));
 }
 static struct tensor values(const struct mla *m, struct tensor kv)
 {
-    return by_sequence(m, columns(own(m, kv), m->nope, m->v));
+    return by_sequence(m, mla_columns(own(m, kv), m->nope, m->v));
 }
-static struct tensor outputs(const struct mla *m, struct tensor o) { return batched(m, heads3(o, m->heads, m->v)); }
 
 /* Gathered rows hold keys without position and values of every head, then the shared rotary key. */
 static struct tensor far_kv(const struct mla *m, struct tensor rows)
 {
-    return columns(rows, 0, m->heads * (m->nope + m->v));
+    return mla_columns(rows, 0, m->heads * (m->nope + m->v));
 }
 static struct tensor far_key(const struct mla *m, struct tensor rows)
 {
-    return columns(rows, m->heads * (m->nope + m->v), m->rope);
-}
-
-static struct tensor doc_view(const struct build *b)
-{
-    struct tensor t = of(b->g, b->in.doc_start);
-    return t.data ? tensor_split_first(&t, b->batch, b->seq) : t;
+    return mla_columns(rows, m->heads * (m->nope + m->v), m->rope);
 }
 
 /* ---- declaration ----------------------------------------------------------------------------- */
@@ -97,7 +60,7 @@ static void fill_sin(struct tensor *host, const void *arg)
     rope_tables(arg, &none, host);
 }
 
-static int declare_tables(struct build *b, struct mla *m, struct mla_slots *s)
+int mla_tables(struct build *b, const char *scope, struct mla *m, struct mla_slots *s)
 {
     struct rope_config *r = graph_own(b->g, sizeof *r);
     if (r == NULL)
@@ -112,21 +75,21 @@ static int declare_tables(struct build *b, struct mla *m, struct mla_slots *s)
     graph_scope(b->g, -1, "mla_rope");
     s->cos = build_table(b, "cos", shape, fill_cos, r);
     s->sin = build_table(b, "sin", shape, fill_sin, r);
-    graph_scope(b->g, b->layer, "mla");
+    graph_scope(b->g, b->layer, scope);
     return b->g->err.code;
 }
 
-static void declare_rotation(struct build *b, int n, const struct mla_slots *s, struct tensor part)
+void mla_rotate(struct build *b, int n, const struct mla_slots *s, struct tensor x, struct tensor y)
 {
     struct graph *g = b->g;
-    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = part, .y = part, .cos = of(g, s->cos), .sin = of(g, s->sin),
+    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = x, .y = y, .cos = of(g, s->cos), .sin = of(g, s->sin),
              .pos = of(g, b->in.pos), .interleaved = true);
 }
 
-static void declare_unrotation(struct build *b, int n, const struct mla_slots *s, struct tensor part)
+void mla_unrotate(struct build *b, int n, const struct mla_slots *s, struct tensor dy, struct tensor dx)
 {
     struct graph *g = b->g;
-    GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = part, .dx = part, .cos = of(g, s->cos), .sin = of(g, s->sin),
+    GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = dy, .dx = dx, .cos = of(g, s->cos), .sin = of(g, s->sin),
              .pos = of(g, b->in.pos), .interleaved = true);
 }
 
@@ -135,7 +98,7 @@ static void declare_rotated(struct build *b, const char *name, const struct mla_
                             struct tensor part)
 {
     int n = linear_forward(b, name, l);
-    declare_rotation(b, n, s, part);
+    mla_rotate(b, n, s, part, part);
     linear_backward(b, n, l);
 }
 
@@ -151,23 +114,23 @@ static void declare_norm(struct build *b, const char *name, const struct mla *m,
     slot_id rstd = graph_slot(g, rstd_name, tensor_1d(NULL, b->dev->wide, b->rows));
     double elems = (double)(b->rows * rank), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, name, LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = columns(of(g, x), 0, rank), .w = of(g, w.w), .y = of(g, y),
+    GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = mla_columns(of(g, x), 0, rank), .w = of(g, w.w), .y = of(g, y),
              .rstd = of(g, rstd), .eps = m->eps, .zero_centered = m->zero_centered);
     graph_cost(g, n, PH_FWD, 4 * elems, 2 * elems * size);
     if (!training(b))
         return;
     graph_again(g, n, y);
-    GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = of(g, dy), .x = columns(of(g, x), 0, rank), .w = of(g, w.w),
-             .rstd = of(g, rstd), .dx = columns(of(g, dx), 0, rank), .dw = of(g, w.dw),
+    GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = of(g, dy), .x = mla_columns(of(g, x), 0, rank), .w = of(g, w.w),
+             .rstd = of(g, rstd), .dx = mla_columns(of(g, dx), 0, rank), .dw = of(g, w.dw),
              .zero_centered = m->zero_centered);
     if (with_key) {
         /* The key's latent also carries the rotary key: its gradient is the sum over heads, turned back. */
-        struct tensor part = shared_key(m, of(g, dx));
+        struct tensor part = mla_shared_key(m, of(g, dx));
         if (s->divided)
             GRAPH_OP(g, n, PH_BWD, dropout, .x = far_key(m, of(g, s->far.down)), .y = part);
         else
-            GRAPH_OP(g, n, PH_BWD, mlakeys_bwd, .dk = keyed(m, of(g, s->dk)), .dshared = part, .nope = m->nope);
-        declare_unrotation(b, n, s, heads3(part, 1, m->rope));
+            GRAPH_OP(g, n, PH_BWD, mlakeys_bwd, .dk = mla_keyed(m, of(g, s->dk)), .dshared = part, .nope = m->nope);
+        mla_unrotate(b, n, s, mla_heads(part, 1, m->rope), mla_heads(part, 1, m->rope));
     }
     graph_cost(g, n, PH_BWD, 9 * elems, 3 * elems * size);
 }
@@ -177,11 +140,21 @@ static struct tensor shape4(const struct build *b, int64_t n, int64_t heads, int
     return tensor_4d(NULL, b->dev->real, b->batch, n, heads, width);
 }
 
-static void declare_slots(struct build *b, const struct mla *m, struct mla_slots *s)
+void mla_slots_of(struct build *b, const struct mla *m, struct mla_slots *s)
 {
-    int64_t qk = m->heads * (m->nope + m->rope), kv = m->heads * (m->nope + m->v), o = m->heads * m->v;
+    int64_t qk = m->heads * (m->nope + m->rope), o = m->heads * m->v;
     s->q = build_real(b, "q", b->rows, qk);
     s->kvd = build_real(b, "kv_down", b->rows, m->kv_rank + m->rope);
+    s->o = build_real(b, "o", b->rows, o);
+    s->lse = graph_slot(b->g, "lse", tensor_3d(NULL, b->dev->wide, b->batch, m->heads, b->seq));
+    s->dq = build_grad(b, "dq", b->rows, qk);
+    s->dkvd = build_grad(b, "dkv_down", b->rows, m->kv_rank + m->rope);
+    s->d_o = build_grad(b, "do", b->rows, o);
+}
+
+static void expanded_slots(struct build *b, const struct mla *m, struct mla_slots *s)
+{
+    int64_t qk = m->heads * (m->nope + m->rope), kv = m->heads * (m->nope + m->v);
     s->latent = build_real(b, "latent", b->rows, m->kv_rank);
     s->kv = build_real(b, "kv", b->rows, kv);
     s->divided = context_divides(b);
@@ -189,14 +162,9 @@ static void declare_slots(struct build *b, const struct mla *m, struct mla_slots
         s->far = context_rows(b, "kv", kv + m->rope);
     int64_t keys = b->batch * context_seen(b);
     s->k = build_real(b, "k", keys, qk);
-    s->o = build_real(b, "o", b->rows, o);
-    s->lse = graph_slot(b->g, "lse", tensor_3d(NULL, b->dev->wide, b->batch, m->heads, b->seq));
-    s->dq = build_grad(b, "dq", b->rows, qk);
-    s->dkvd = build_grad(b, "dkv_down", b->rows, m->kv_rank + m->rope);
     s->dlatent = build_grad(b, "dlatent", b->rows, m->kv_rank);
     s->dkv = build_grad(b, "dkv", b->rows, kv);
     s->dk = build_grad(b, "dk", keys, qk);
-    s->d_o = build_grad(b, "do", b->rows, o);
     bool decode = b->mode == BUILD_DECODE;
     s->k_cache =
         decode ? build_table(b, "k_cache", shape4(b, b->cache_len, m->heads, m->nope + m->rope), NULL, NULL) : NO_SLOT;
@@ -211,7 +179,7 @@ static void declare_far(struct build *b, const struct mla *m, const struct mla_s
     double bytes = 2 * (double)dtype_bytes(b->dev->real) * (double)(b->rows * s->far.width);
     int n = graph_node(g, "kv_own", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, dropout, .x = of(g, s->kv), .y = far_kv(m, own_rows)); /* copies */
-    GRAPH_OP(g, n, PH_FWD, dropout, .x = shared_key(m, of(g, s->kvd)), .y = far_key(m, own_rows));
+    GRAPH_OP(g, n, PH_FWD, dropout, .x = mla_shared_key(m, of(g, s->kvd)), .y = far_key(m, own_rows));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (training(b)) {
         graph_again(g, n, s->far.own);
@@ -229,36 +197,48 @@ static void declare_core(struct build *b, const struct mla *m, const struct mla_
                    (double)(m->nope + m->rope + m->v);
     struct tensor kv = far ? far_kv(m, of(g, s->far.all)) : of(g, s->kv),
                   dkv = far ? far_kv(m, of(g, s->far.dall)) : of(g, s->dkv),
-                  key = far ? far_key(m, of(g, s->far.all)) : shared_key(m, of(g, s->kvd));
-    struct tensor k = by_sequence(m, keyed(m, of(g, s->k))), v = values(m, kv), q = batched(m, keyed(m, of(g, s->q)));
+                  key = far ? far_key(m, of(g, s->far.all)) : mla_shared_key(m, of(g, s->kvd));
+    struct tensor k = by_sequence(m, mla_keyed(m, of(g, s->k))), v = values(m, kv),
+                  q = mla_batched(m, mla_keyed(m, of(g, s->q)));
     int n = graph_node(g, "core", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, mlakeys_fwd, .kv = own(m, kv), .shared = key, .k = keyed(m, of(g, s->k)));
+    GRAPH_OP(g, n, PH_FWD, mlakeys_fwd, .kv = own(m, kv), .shared = key, .k = mla_keyed(m, of(g, s->k)));
     if (s->k_cache != NO_SLOT) {
         GRAPH_OP(g, n, PH_FWD, cache_store, .x = k, .cache = of(g, s->k_cache), .start = of(g, b->in.start));
         GRAPH_OP(g, n, PH_FWD, cache_store, .x = v, .cache = of(g, s->v_cache), .start = of(g, b->in.start));
         k = of(g, s->k_cache);
         v = of(g, s->v_cache);
     }
-    GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = q, .k = k, .v = v, .o = outputs(m, of(g, s->o)), .lse = of(g, s->lse),
-             .doc_start = doc_view(b), .start = of(g, b->in.start), .scale = m->scale, .drop = attention_dropout(b));
+    GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = q, .k = k, .v = v, .o = mla_outputs(m, of(g, s->o)),
+             .lse = of(g, s->lse), .doc_start = mla_documents(b), .start = of(g, b->in.start), .scale = m->scale,
+             .drop = attention_dropout(b));
     graph_cost(g, n, PH_FWD, flops, 0);
     if (!training(b))
         return;
     graph_again(g, n, s->k);
     graph_again(g, n, s->o);
     graph_again(g, n, s->lse);
-    GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = outputs(m, of(g, s->d_o)), .q = q, .k = k, .v = v,
-             .o = outputs(m, of(g, s->o)), .lse = of(g, s->lse), .doc_start = doc_view(b),
-             .dq = batched(m, keyed(m, of(g, s->dq))), .dk = by_sequence(m, keyed(m, of(g, s->dk))),
+    GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = mla_outputs(m, of(g, s->d_o)), .q = q, .k = k, .v = v,
+             .o = mla_outputs(m, of(g, s->o)), .lse = of(g, s->lse), .doc_start = mla_documents(b),
+             .dq = mla_batched(m, mla_keyed(m, of(g, s->dq))), .dk = by_sequence(m, mla_keyed(m, of(g, s->dk))),
              .dv = values(m, dkv), .scale = m->scale, .drop = attention_dropout(b));
-    GRAPH_OP(g, n, PH_BWD, mlakeys_bwd, .dk = keyed(m, of(g, s->dk)), .dkv = own(m, dkv),
+    GRAPH_OP(g, n, PH_BWD, mlakeys_bwd, .dk = mla_keyed(m, of(g, s->dk)), .dkv = own(m, dkv),
              .dshared = far ? far_key(m, of(g, s->far.dall)) : (struct tensor){0}, .nope = m->nope);
-    declare_unrotation(b, n, s, rotary(m, of(g, s->dq)));
+    struct tensor dq = mla_rotary(m, of(g, s->dq));
+    mla_unrotate(b, n, s, dq, dq);
     graph_cost(g, n, PH_BWD, 2.5 * flops, 0);
 }
 
-/* Queries: one projection, or down to a latent, norm, and up. Both halves add to dh, keys first. */
-static void declare_query(struct build *b, const struct mla *m, struct mla_slots *s, const struct core_io *io)
+/* The last projection of queries; all heads' rotary channels are rotated in place, or left to the caller. */
+static void query_up(struct build *b, const char *name, const struct mla *m, const struct mla_slots *s,
+                     const struct linear *l)
+{
+    if (m->absorbed)
+        linear_declare(b, name, l);
+    else
+        declare_rotated(b, name, s, l, mla_rotary(m, of(b->g, s->q)));
+}
+
+void mla_query(struct build *b, const struct mla *m, struct mla_slots *s, const struct core_io *io)
 {
     const struct config_model *c = &b->cfg->model;
     int64_t d = c->hidden, head = m->nope + m->rope, wide = m->heads * head, all = m->all_heads * head;
@@ -273,7 +253,8 @@ static void declare_query(struct build *b, const struct mla *m, struct mla_slots
                            .bias = no_weight(),
                            .in = d,
                            .out = wide};
-        declare_rotated(b, "q_proj", s, &l, rotary(m, of(b->g, s->q)));
+        query_up(b, "q_proj", m, s, &l);
+        s->q_in = io->h;
         return;
     }
     slot_id down = build_real(b, "q_down", b->rows, m->q_rank), ddown = build_grad(b, "dq_down", b->rows, m->q_rank);
@@ -302,64 +283,58 @@ static void declare_query(struct build *b, const struct mla *m, struct mla_slots
                         .bias = no_weight(),
                         .in = m->q_rank,
                         .out = wide};
-    declare_rotated(b, "q_up", s, &up, rotary(m, of(b->g, s->q)));
+    query_up(b, "q_up", m, s, &up);
+    s->q_in = normed;
 }
 
-static void declare_keys(struct build *b, const struct mla *m, struct mla_slots *s, const struct core_io *io)
+struct weight mla_up_weight(struct build *b, const struct mla *m)
 {
-    const struct config_model *c = &b->cfg->model;
-    int64_t d = c->hidden, head = m->nope + m->v, wide = m->heads * head, all = m->all_heads * head;
-    struct param pd = param_matrix("self_attention.linear_kv_down_proj.weight", m->kv_rank + m->rope, d, c->init_std);
-    struct param pu = param_matrix("self_attention.linear_kv_up_proj.weight", all, m->kv_rank, c->init_std);
-    param_replicate(&pd, GRAD_OVER_HEADS);
-    param_split(&pu, 0, UNIT_HEADS, m->all_heads);
-    struct linear down = {.x = io->h,
-                          .y = s->kvd,
-                          .dy = s->dkvd,
-                          .dx = io->dh,
-                          .w = build_linear_weight(b, &pd),
-                          .bias = no_weight(),
-                          .in = d,
-                          .out = m->kv_rank + m->rope};
-    declare_rotated(b, "kv_down", s, &down, heads3(shared_key(m, of(b->g, s->kvd)), 1, m->rope));
-    declare_norm(b, "kv_norm", m, s, s->kvd, s->dkvd, s->latent, s->dlatent, m->kv_rank,
-                 "self_attention.linear_kv_up_proj.layer_norm_weight", true);
+    struct param p = param_matrix("self_attention.linear_kv_up_proj.weight", m->all_heads * (m->nope + m->v),
+                                  m->kv_rank, b->cfg->model.init_std);
+    param_split(&p, 0, UNIT_HEADS, m->all_heads);
+    return m->plain_up ? build_weight(b, &p) : build_linear_weight(b, &p);
+}
+
+struct linear mla_down(struct build *b, const struct mla *m, const struct mla_slots *s, const struct core_io *io)
+{
+    int64_t d = b->cfg->model.hidden;
+    struct param p =
+        param_matrix("self_attention.linear_kv_down_proj.weight", m->kv_rank + m->rope, d, b->cfg->model.init_std);
+    param_replicate(&p, GRAD_OVER_HEADS);
+    return (struct linear){.x = io->h,
+                           .y = s->kvd,
+                           .dy = s->dkvd,
+                           .dx = io->dh,
+                           .w = build_linear_weight(b, &p),
+                           .bias = no_weight(),
+                           .in = d,
+                           .out = m->kv_rank + m->rope};
+}
+
+void mla_expanded(struct build *b, const struct mla *m, struct mla_slots *s, const struct core_io *io)
+{
+    expanded_slots(b, m, s);
+    struct linear down = mla_down(b, m, s, io);
+    declare_rotated(b, "kv_down", s, &down, mla_heads(mla_shared_key(m, of(b->g, s->kvd)), 1, m->rope));
+    declare_norm(b, "kv_norm", m, s, s->kvd, s->dkvd, s->latent, s->dlatent, m->kv_rank, MLA_LATENT_NORM, true);
     linear_declare(b, "kv_up",
                    &(struct linear){.x = s->latent,
                                     .y = s->kv,
                                     .dy = s->dkv,
                                     .dx = s->dlatent,
-                                    .w = build_linear_weight(b, &pu),
+                                    .w = mla_up_weight(b, m),
                                     .bias = no_weight(),
                                     .in = m->kv_rank,
-                                    .out = wide});
+                                    .out = m->heads * (m->nope + m->v),
+                                    .plain = m->plain_up});
+    if (s->divided)
+        declare_far(b, m, s);
+    declare_core(b, m, s);
 }
 
-static int mla_declare(struct build *b, struct core_io *io)
+void mla_output(struct build *b, const struct mla *m, const struct mla_slots *s, const struct core_io *io)
 {
     const struct config_model *c = &b->cfg->model;
-    struct mla sizes, *m = &sizes;
-    *m = (struct mla){.batch = b->batch,
-                      .seq = b->seq,
-                      .heads = c->heads / b->mesh->tp,
-                      .all_heads = c->heads,
-                      .nope = c->mla_nope,
-                      .rope = c->mla_rope,
-                      .v = c->mla_v,
-                      .q_rank = c->mla_q_rank,
-                      .kv_rank = c->mla_kv_rank,
-                      .eps = c->mla_norm_eps > 0 ? c->mla_norm_eps : c->norm_eps,
-                      .zero_centered = c->norm_zero_centered};
-    struct mla_slots s = {0};
-    TRY(declare_tables(b, m, &s));
-    declare_slots(b, m, &s);
-    io->f = build_real(b, "out", b->rows, c->hidden);
-    graph_sum(b->g, io->dh);
-    declare_query(b, m, &s, io);
-    declare_keys(b, m, &s, io);
-    if (s.divided)
-        declare_far(b, m, &s);
-    declare_core(b, m, &s);
     struct param p = param_matrix("self_attention.linear_proj.weight", c->hidden, m->all_heads * m->v, output_std(b));
     struct param pb = param_vector("self_attention.linear_proj.bias", c->hidden, INIT_ZERO);
     param_split(&p, 1, UNIT_HEADS, m->all_heads);
@@ -367,15 +342,44 @@ static int mla_declare(struct build *b, struct core_io *io)
     /* the others have none, as in Megatron */
     struct weight wo = build_linear_weight(b, &p), bo = c->bias ? build_weight(b, &pb) : no_weight();
     linear_declare(b, "proj",
-                   &(struct linear){.x = s.o,
+                   &(struct linear){.x = s->o,
                                     .y = io->f,
                                     .dy = io->df,
-                                    .dx = s.d_o,
+                                    .dx = s->d_o,
                                     .w = wo,
                                     .bias = bo,
                                     .in = m->heads * m->v,
                                     .out = c->hidden,
                                     .summed = true});
+}
+
+struct mla mla_of(const struct build *b)
+{
+    const struct config_model *c = &b->cfg->model;
+    return (struct mla){.batch = b->batch,
+                        .seq = b->seq,
+                        .heads = c->heads / b->mesh->tp,
+                        .all_heads = c->heads,
+                        .nope = c->mla_nope,
+                        .rope = c->mla_rope,
+                        .v = c->mla_v,
+                        .q_rank = c->mla_q_rank,
+                        .kv_rank = c->mla_kv_rank,
+                        .eps = c->mla_norm_eps > 0 ? c->mla_norm_eps : c->norm_eps,
+                        .zero_centered = c->norm_zero_centered};
+}
+
+static int mla_declare(struct build *b, struct core_io *io)
+{
+    struct mla m = mla_of(b);
+    struct mla_slots s = {0};
+    TRY(mla_tables(b, "mla", &m, &s));
+    mla_slots_of(b, &m, &s);
+    io->f = build_real(b, "out", b->rows, b->cfg->model.hidden);
+    graph_sum(b->g, io->dh);
+    mla_query(b, &m, &s, io);
+    mla_expanded(b, &m, &s, io);
+    mla_output(b, &m, &s, io);
     return b->g->err.code;
 }
 
@@ -388,17 +392,8 @@ static bool latent_without_rope(const struct config *c)
 
 /* clang-format off */
 static const struct option_use mla_uses[] = {
-    {"model.heads", NULL, NULL},
-    {"model.bias", NULL, NULL},
-    ROPE_USES,
+    MLA_USES,
     {"model.attention_dropout", NULL, NULL},
-    {"model.mla_q_rank", NULL, NULL},
-    {"model.mla_kv_rank", NULL, NULL},
-    {"model.mla_nope", NULL, NULL},
-    {"model.mla_rope", NULL, NULL},
-    {"model.mla_v", NULL, NULL},
-    {"model.mla_norm_eps", NULL, NULL},
-    {"model.mla_softmax_scale", NULL, NULL},
 };
 static const struct rule mla_rules[] = {
     {"latent-needs-rope", latent_without_rope,
@@ -411,8 +406,8 @@ static const struct tiny_size mla_tiny[] = {
 };
 /* clang-format on */
 
-/* Latents, per-head projections, output, then the causal half of scores and values: Megatron's formula. */
-static double mla_flops(const struct config *cfg, int64_t seq)
+/* Latents, per-head projections and output; then the causal half of scores and values: Megatron's formula. */
+double mla_linear_flops(const struct config *cfg)
 {
     const struct config_model *c = &cfg->model;
     double d = (double)c->hidden, heads = (double)c->heads, qk = (double)(c->mla_nope + c->mla_rope),
@@ -420,7 +415,13 @@ static double mla_flops(const struct config *cfg, int64_t seq)
     double rq = (double)c->mla_q_rank, rkv = (double)c->mla_kv_rank,
            query = rq > 0 ? rq * (d + heads * qk + 1) : d * heads * qk;
     double latent = rkv * (d + heads * ((double)c->mla_nope + v) + 1) + d * (double)c->mla_rope;
-    return 2 * (query + latent + heads * v * d) + (double)seq * heads * (qk + v);
+    return 2 * (query + latent + heads * v * d);
+}
+
+static double mla_flops(const struct config *c, int64_t seq)
+{
+    return mla_linear_flops(c) +
+           (double)seq * (double)c->model.heads * (double)(c->model.mla_nope + c->model.mla_rope + c->model.mla_v);
 }
 
 static struct kind_sizes mla_sizes(const struct config *c)

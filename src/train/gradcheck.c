@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct checker {
     struct dev dev;
@@ -32,7 +33,8 @@ static int fill_batch(struct checker *c, const struct config *cfg, uint64_t seed
     return ST_OK;
 }
 
-static int loss_of(struct checker *c, double *loss, struct err *e)
+/* What the parameter with this key is trained by: a loss may be detached from the rest of the model. */
+static int loss_of(struct checker *c, const char *key, double *loss, struct err *e)
 {
     struct run_info run = {.step = 3,
                            .first_sample = 11,
@@ -54,7 +56,7 @@ static int loss_of(struct checker *c, double *loss, struct err *e)
     for (int k = 0; k < c->model.metrics.n; k++) {
         const struct metric *m = &c->model.metrics.m[k];
         double value = 0;
-        if (m->objective)
+        if (m->objective && (m->only == NULL || strstr(key, m->only) != NULL))
             TRY(model_read_state(&c->model, m->offset, &value, sizeof value, e));
         *loss += value * run.mb_share;
     }
@@ -68,24 +70,26 @@ static void shift(struct tensor *p, uint64_t key, double by)
 }
 
 /* Central difference along one direction with step h. */
-static int difference(struct checker *c, struct tensor *p, uint64_t key, double h, double *out, struct err *e)
+static int difference(struct checker *c, int k, uint64_t key, double h, double *out, struct err *e)
 {
+    struct tensor tensor = model_param(&c->model, k), *p = &tensor;
+    const char *name = c->model.params.list[k].p.key;
     double up, down;
     shift(p, key, h);
-    TRY(loss_of(c, &up, e));
+    TRY(loss_of(c, name, &up, e));
     shift(p, key, -2 * h);
-    TRY(loss_of(c, &down, e));
+    TRY(loss_of(c, name, &down, e));
     shift(p, key, h);
     *out = (up - down) / (2 * h);
     return ST_OK;
 }
 
 /* From steps of h and 2h without the third derivative, so that h may be large and rounding small. */
-static int wide_difference(struct checker *c, struct tensor *p, uint64_t key, double h, double *out, struct err *e)
+static int wide_difference(struct checker *c, int k, uint64_t key, double h, double *out, struct err *e)
 {
     double near, far;
-    TRY(difference(c, p, key, h, &near, e));
-    TRY(difference(c, p, key, 2 * h, &far, e));
+    TRY(difference(c, k, key, h, &near, e));
+    TRY(difference(c, k, key, 2 * h, &far, e));
     *out = (4 * near - far) / 3;
     return ST_OK;
 }
@@ -109,8 +113,8 @@ static int check_param(struct checker *c, int k, const double *grad, uint64_t se
     }
     for (int s = 0; s < countof(steps) && !(row->error <= GRADCHECK_ALLOWED); s++) {
         double numeric;
-        TRY(s < PLAIN_STEPS ? difference(c, &p, key, steps[s], &numeric, e)
-                            : wide_difference(c, &p, key, steps[s], &numeric, e));
+        TRY(s < PLAIN_STEPS ? difference(c, k, key, steps[s], &numeric, e)
+                            : wide_difference(c, k, key, steps[s], &numeric, e));
         double error = fabs(numeric - row->analytic) / (sqrt(scale) + fabs(row->analytic) + 1e-6);
         if (!(error >= row->error)) {
             row->numeric = numeric;
@@ -151,7 +155,7 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
         if (p.dtype == DT_F64) /* not a table of numbers */
             shift(&p, rng_key(seed, "start"), 0.1);
     }
-    TRY(loss_of(c, &loss, e));
+    TRY(loss_of(c, "", &loss, e));
     int64_t bytes = c->model.mem.allocated[ARENA_GRAD];
     TRY(mem_aligned((void **)&saved, (size_t)bytes, DEV_ALIGN, e));
     int st = c->dev.vt->copy_out(&c->dev, saved, c->model.mem.base[ARENA_GRAD], bytes, e);

@@ -108,6 +108,10 @@ static void schedules_do_not_change_a_bit(enum dev_kind kind)
         "plan.recompute=mla.latent",
         "plan.recompute=mla.k",
         "plan.recompute=mla.*",
+        "plan.recompute=dsa.q",
+        "plan.recompute=dsa.index_q",
+        "plan.recompute=dsa.index_k plan.poison=on",
+        "plan.recompute=dsa.*",
         "plan.recompute=joint.stream",
         "plan.recompute=joint.* plan.poison=on plan.random_lanes=6",
         "plan.recompute_block=2",
@@ -126,12 +130,18 @@ static void schedules_do_not_change_a_bit(enum dev_kind kind)
         assert_true(isfinite(plain.loss));
         for (int i = 0; i < countof(variants); i++) {
             struct result r;
-            /* A model has attention of one kind, and names of the other mean nothing to it; only
+            /* A model has attention of one kind, and names of the others mean nothing to it; only
              * hyper-connections can recompute streams. */
-            bool latent = strchr(models[k], '+') != NULL, wide = strstr(models[k], "mhc_streams") != NULL;
+            const char *own = strchr(models[k], '+') != NULL   ? "mla."
+                              : strchr(models[k], 'D') != NULL ? "dsa."
+                                                               : "attn.";
+            static const char *const kinds[] = {"attn.", "mla.", "dsa."};
+            bool wide = strstr(models[k], "mhc_streams") != NULL, other = false;
+            for (int x = 0; x < countof(kinds); x++)
+                other |= strstr(variants[i], kinds[x]) != NULL && strcmp(kinds[x], own) != 0;
             bool streams = strstr(variants[i], "stream") != NULL || strstr(variants[i], "block") != NULL ||
                            strstr(variants[i], "joint.*") != NULL;
-            if (strstr(variants[i], latent ? "attn." : "mla.") != NULL || (streams && !wide))
+            if (other || (streams && !wide))
                 continue;
             result_of(&r, models[k], variants[i], kind, 1, 4);
             assert_same_bits(&plain, &r, variants[i]);

@@ -101,6 +101,18 @@ static const struct row rows[] = {
     {"model.mla_v", "7", ""},
     {"model.mla_norm_eps", "0.001", ""},
     {"model.mla_softmax_scale", "0.7", ""},
+    {"model.dsa_indexer_n_heads", "3", ""},
+    {"model.dsa_indexer_head_dim", "12", ""},
+    {"model.dsa_indexer_topk", "5", ""},
+    {"model.dsa_indexer_topk_freq", "2", ""},
+    {"model.dsa_indexer_skip_topk_offset", "2", ""},
+    {"model.dsa_indexer_skip_topk_offset", "2", "model.dsa_indexer_topk_freq=2"},
+    {"model.dsa_indexer_loss_coeff", "0.5", ""},
+    {"model.dsa_indexer_use_sparse_loss", "on", ""},
+    {"model.dsa_dense_warmup", "on", ""},
+    {"model.dsa_indexer_rope_interleaved", "on", ""},
+    {"model.dsa_indexer_scoring_relu", "off", ""},
+    {"model.dsa_indexer_k_norm_epsilon", "0.01", ""},
     {"model.mhc", "on", ""},
     {"model.mhc_streams", "2", ""},
     {"model.mhc_profile", "s", ""},
@@ -330,6 +342,7 @@ static struct symbols kinds(void)
 static const char base[] =
     "model.pattern=@@ model.hidden=16 model.heads=2 model.ffn=12 model.init_std=0.2 "
     "model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=8 model.mla_v=6 model.gdn_value_heads=4 "
+    "model.dsa_indexer_n_heads=2 model.dsa_indexer_head_dim=10 model.dsa_indexer_topk=6 "
     "model.gdn_key_heads=2 "
     "model.gdn_key_dim=4 model.gdn_value_dim=4 model.gdn_chunk=8 model.mamba_heads=4 model.mamba_head_dim=4 "
     "model.mamba_state=4 model.mamba_groups=2 model.mamba_chunk=8 train.seq=16 train.micro_batch=2 "

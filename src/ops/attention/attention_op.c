@@ -200,6 +200,7 @@ static const struct op_sample bench[] = {
     {"b=4 s=4096 h=16 g=4 d=128 scale=0.088 sink_zero=1 no_sink=1 no_doc_start=1 no_start=1 gpu=1"},
     {"b=4 s=4096 h=16 g=4 d=128 scale=0.088 window=1024 no_sink=1 no_doc_start=1 no_start=1 gpu=1"},
     {"b=4 s=4096 h=16 g=4 d=128 scale=0.088 window=1024 sink_zero=1 no_sink=1 no_doc_start=1 no_start=1 gpu=1"},
+    {"b=1 s=65536 h=128 g=128 d=192 dv=128 scale=0.07 no_sink=1 no_doc_start=1 no_start=1 gpu=1"}, /* beside sparse */
 };
 
 #define DROP_ATTRS(op) OP_ATTR_IN(op, double, "p", drop.p, 0) OP_ATTR_IN(op, uint64_t, "key", drop.key, 77)

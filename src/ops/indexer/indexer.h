@@ -1,0 +1,93 @@
+/* indexer: which keys a query of sparse attention reads, and how the scores that decide it are trained (the lightning
+ * indexer of DeepSeek-V3.2).
+ *   q [B, S, H, D], k [B, Skv, D] real, w [B, S, H] wide: I[i, j] = sum_h w[i, h] f(q[i, h] . k[j]), f(x) = max(x, 0)
+ *   with relu, else x. Query i sits at index s = start + i, start I64 [1] optional, else 0 (decoding with a cache). It
+ *   sees key j if j < (s + 1) / ratio, rounded down, and j >= doc_start[b, i] (I32 [B, S] optional); with ratio 1
+ *   that is j <= s, otherwise a key stands for `ratio` tokens.
+ *
+ * index_topk: idx I32 [B, S, topk]: the keys of largest I that the query sees, in ascending order, then -1. Of equal
+ *   scores the smaller index is taken. A score that is not a number counts as minus infinity.
+ *
+ * index_loss: how far softmax(I) is from the attention that it stands for. Over the keys of idx if given, else over all
+ *   keys that the query sees (doc_start, ratio):
+ *     t_j = sum over heads g of exp(scale mq[i, g] . mk[j, g or 0] - lse[g, i]), p = t / sum t; no gradient is taken of
+ *     it kl[i] = sum_j p_j (log p_j - log softmax(score_scale I)_j)
+ *   mq [B, S, MH, MD], mk [B, Skv, MG, MD] real, MH % MG == 0, lse [B, MH, S] wide optional, else that of the same
+ *   keys. kl [B, S] wide optional. loss F64 [1] optional (+)= coeff * mean of kl, rows in order. Gradients of scale[0]
+ *   * coeff * mean kl, all three or none: dq, dk, dw (real). dk sums over queries in order. A row without keys has no
+ *   loss.
+ *
+ * index_recall: recall F64 [1] (+)= the share of attention that the lists keep, sum_{j in idx} softmax(scale mq . mk)_j
+ *   over all keys that the query sees, mean over heads and over every `every`-th query of each sequence, the last of
+ *   each run (a shorter sequence: its last query). Scratch of all three grows linearly with Skv. */
+#ifndef BRAID_OPS_INDEXER_H
+#define BRAID_OPS_INDEXER_H
+
+#include "base/philox.h"
+#include "ops/op.h"
+
+#define INDEX_TOPK_FIELDS(T, N, S, op)                                                                                 \
+    T(op, q, FIXED, REAL, "b s h d")                                                                                   \
+    T(op, k, FIXED, REAL, "b skv d")                                                                                   \
+    T(op, w, FIXED, WIDE, "b s h")                                                                                     \
+    T(op, doc_start, OPT, I32, "b s")                                                                                  \
+    T(op, start, OPT, I64, "1")                                                                                        \
+    T(op, idx, OUT, I32, "b s topk !")                                                                                 \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, int64_t, topk, 4)                                                                                            \
+    N(op, int64_t, ratio, 1)                                                                                           \
+    N(op, bool, relu, 1)
+OP_ARGS(index_topk, INDEX_TOPK_FIELDS);
+#define INDEX_LOSS_FIELDS(T, N, S, op)                                                                                 \
+    T(op, q, IN, REAL, "b s h d")                                                                                      \
+    T(op, k, IN, REAL, "b skv d")                                                                                      \
+    T(op, w, IN, WIDE, "b s h")                                                                                        \
+    T(op, mq, FIXED, REAL, "b s mh md")                                                                                \
+    T(op, mk, FIXED, REAL, "b skv mg md")                                                                              \
+    T(op, lse, OPT_FIXED, WIDE, "b mh s")                                                                              \
+    T(op, idx, OPT_FIXED, I32, "b s topk")                                                                             \
+    T(op, doc_start, OPT, I32, "b s")                                                                                  \
+    T(op, scale, OPT, F64, "1 +dq")                                                                                    \
+    T(op, loss, OPT_SUM, F64, "1")                                                                                     \
+    T(op, kl, OPT_OUT, WIDE, "b s !")                                                                                  \
+    T(op, dq, OPT_OUT, REAL, "b s h d")                                                                                \
+    T(op, dk, OPT_OUT, REAL, "b skv d @dq")                                                                            \
+    T(op, dw, OPT_OUT, REAL, "b s h @dq")                                                                              \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, double, coeff, 1)                                                                                            \
+    N(op, double, score_scale, 0.5)                                                                                    \
+    N(op, double, softmax_scale, 0.3)                                                                                  \
+    N(op, int64_t, ratio, 1)                                                                                           \
+    N(op, bool, relu, 1)
+OP_ARGS(index_loss, INDEX_LOSS_FIELDS);
+#define INDEX_RECALL_FIELDS(T, N, S, op)                                                                               \
+    T(op, mq, FIXED, REAL, "b s mh md")                                                                                \
+    T(op, mk, FIXED, REAL, "b skv mg md")                                                                              \
+    T(op, idx, FIXED, I32, "b s topk")                                                                                 \
+    T(op, doc_start, OPT, I32, "b s")                                                                                  \
+    T(op, recall, SUM, F64, "1")                                                                                       \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, double, softmax_scale, 0.3)                                                                                  \
+    N(op, int64_t, ratio, 1)                                                                                           \
+    N(op, int64_t, every, 4)
+OP_ARGS(index_recall, INDEX_RECALL_FIELDS);
+
+/* Keys that the query at index s sees: [first, end). */
+HOST_DEVICE static inline int64_t index_end(int64_t s, int64_t ratio, int64_t n_keys)
+{
+    int64_t end = s < 0 ? 0 : (s + 1) / ratio;
+    return end < n_keys ? end : n_keys;
+}
+/* Queries of a sequence of n that index_recall looks at. */
+HOST_DEVICE static inline int64_t index_sampled(int64_t n, int64_t every) { return n >= every ? n / every : n > 0; }
+HOST_DEVICE static inline int64_t index_sample_row(int64_t n, int64_t every, int64_t i)
+{
+    return n >= every ? (i + 1) * every - 1 : n - 1;
+}
+/* index_topk's first query, from host memory. */
+static inline int64_t index_start(const struct tensor *start)
+{
+    return start->data != NULL ? ((const int64_t *)start->data)[0] : 0;
+}
+
+#endif

@@ -1,0 +1,83 @@
+/* What the CUDA files of sparse share: a call as kernels see it.
+ *   sparse.cu        launchers; kernels for any type and width: plain FMAs, a warp for each query and head
+ *   sparse_mma.cu    tensor cores, bf16 */
+#ifndef BRAID_OPS_SPARSE_CUDA_CUH
+#define BRAID_OPS_SPARSE_CUDA_CUH
+
+#include "ops/cuda/kernel.cuh"
+#include "ops/sparse/sparse.h"
+
+/* [batch][row][head][channel]; strides in elements. Keys have no head. */
+template <typename T> struct rows_view {
+    T *data;
+    int64_t batch, row, head;
+    __device__ __forceinline__ T *at(int64_t b, int64_t i, int64_t h) const
+    {
+        return data + b * batch + i * row + h * head;
+    }
+};
+
+template <typename T> struct sparse_call {
+    rows_view<T> q, kv, o, dout, dq, dkv;
+    const int32_t *idx;
+    int64_t idx_batch, idx_row;
+    float *lse;
+    int64_t lse_batch, lse_head;
+    const float *sink;
+    float *dsink;
+    int batch, rows, keys, heads, width, dv, most;
+    float scale;
+    bool acc_dsink;
+    __device__ __forceinline__ const int32_t *list(int64_t b, int64_t i) const
+    {
+        return idx + b * idx_batch + i * idx_row;
+    }
+    __device__ __forceinline__ float *lse_at(int64_t b, int64_t h, int64_t i) const
+    {
+        return lse + b * lse_batch + h * lse_head + i;
+    }
+};
+
+/* An entry of a list as a key, or -1. */
+__device__ __forceinline__ int key_of(int32_t entry, int keys) { return entry >= 0 && entry < keys ? entry : -1; }
+
+/* Parts of the backward pass's scratch. A chunk of queries of one sequence goes through at a time. */
+struct sparse_parts {
+    int64_t chunk;                           /* queries */
+    int64_t delta, pairs, place, sum, bytes; /* offsets; all of it */
+};
+
+/* Tensor cores: the widths of DeepSeek-V3.2 and V4, and a small one that tests use. Shared memory of Hopper. */
+static inline bool sparse_mma_known(const struct tensor *q, const struct tensor *kv, int64_t dv)
+{
+    int64_t d = kv->dim[2];
+    return q->dtype == DT_BF16 && ((d == 576 && dv == 512) || (d == 512 && dv == 512) || (d == 160 && dv == 128));
+}
+static inline bool sparse_mma_fits(struct lane *l, const struct tensor *q, const struct tensor *kv, int64_t dv)
+{
+    return sparse_mma_known(q, kv, dv) && aligned16(q) && aligned16(kv) && cuda_of(l)->smem_per_block >= 220 * 1024;
+}
+int sparse_fwd_mma(struct lane *l, const sparse_call<bf16> &c);
+
+/* Scratch of the backward pass on tensor cores, for a chunk of queries: weights and their gradients
+ * [query][head][entry], what queries add to keys [query][entry][channel], where keys stand in lists [key][query]; for a
+ * sequence: delta of all rows, sums of keys. Heads and entries are rounded up to tiles. */
+struct sparse_scratch {
+    float *delta;
+    bf16 *p, *ds;
+    float *add;
+    int32_t *place;
+    float *sum;
+    int heads, most;
+};
+/* How much, and where its parts are; out: may be NULL. */
+int64_t sparse_mma_bytes(const struct sparse_bwd_args *a, void *work, sparse_scratch *out);
+/* dq of a sequence, and the gradient of its keys in w.sum. */
+int sparse_bwd_mma(struct lane *l, const sparse_call<bf16> &c, const sparse_scratch &w, int b);
+
+/* Weights of the entries of count lists from query first on, summed over heads: out[query][pitch]. Reads q, kv, idx,
+ * lse. */
+int sparse_weights_mma(struct lane *l, const sparse_call<bf16> &c, int b, int first, int count, float *out,
+                       int64_t pitch);
+
+#endif

@@ -1,0 +1,149 @@
+/* What the op harness cannot say of the indexer and of attention over lists: ties, scores that are not numbers, errors,
+ * and that a list of all keys is attention over all of them. */
+#include "bench.h"
+#include "ops/attention/attention.h"
+#include "ops/indexer/indexer.h"
+#include "ops/sparse/sparse.h"
+
+enum { KEYS = 9, TOPK = 4 };
+
+/* Scores of one query: key j scores score[j], by one head of one channel. */
+static void select_keys(enum dev_kind kind, const double *score, int64_t ratio, int64_t at, int32_t idx[TOPK])
+{
+    struct bench d;
+    open_bench(&d, kind);
+    enum dtype real = d.ops->real;
+    double q_d = 1, w_d = 1, k_d[KEYS];
+    float q_f = 1, w_f = 1, k_f[KEYS];
+    char work[4096];
+    int64_t start = at;
+    for (int j = 0; j < KEYS; j++) {
+        k_d[j] = score[j];
+        k_f[j] = (float)score[j];
+    }
+    bool ref = kind == DEV_REF;
+    struct index_topk_args a = {.q = tensor_4d(ref ? (void *)&q_d : &q_f, real, 1, 1, 1, 1),
+                                .k = tensor_3d(ref ? (void *)k_d : k_f, real, 1, KEYS, 1),
+                                .w = tensor_3d(ref ? (void *)&w_d : &w_f, real, 1, 1, 1),
+                                .start = tensor_1d(&start, DT_I64, 1),
+                                .idx = tensor_3d(idx, DT_I32, 1, 1, TOPK),
+                                .work = tensor_1d(work, DT_U8, sizeof work),
+                                .topk = TOPK,
+                                .ratio = ratio};
+    assert_ok(d.ops->index_topk(&d.lane, &a), &d.e);
+    dev_close(&d.dev);
+}
+
+static void assert_selected(const double *score, int64_t ratio, int64_t at, const int32_t want[TOPK])
+{
+    static const enum dev_kind kinds[] = {DEV_REF, DEV_CPU};
+    for (int k = 0; k < countof(kinds); k++) {
+        int32_t idx[TOPK] = {7, 7, 7, 7};
+        select_keys(kinds[k], score, ratio, at, idx);
+        for (int i = 0; i < TOPK; i++)
+            assert_int_equal(idx[i], want[i]);
+    }
+}
+
+static void of_equal_scores_the_smaller_index_is_taken(void **state)
+{
+    (void)state;
+    static const double equal[KEYS] = {1, 1, 1, 1, 1, 1, 1, 1, 1}, some[KEYS] = {0, 2, 1, 2, 1, 3, 1, 2, 1},
+                        zeros[KEYS] = {-0.0, 0.0, -0.0, 0.0, -1, 0.0, -0.0, 0.0, 0.0};
+    assert_selected(equal, 1, KEYS - 1, (const int32_t[]){0, 1, 2, 3});
+    assert_selected(some, 1, KEYS - 1, (const int32_t[]){1, 3, 5, 7});
+    assert_selected(some, 1, 6, (const int32_t[]){1, 2, 3, 5});
+    assert_selected(zeros, 1, KEYS - 1, (const int32_t[]){0, 1, 2, 3});
+}
+
+static void a_query_sees_no_later_key(void **state)
+{
+    (void)state;
+    static const double rising[KEYS] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+    assert_selected(rising, 1, 2, (const int32_t[]){0, 1, 2, -1});
+    assert_selected(rising, 1, 5, (const int32_t[]){2, 3, 4, 5});
+    assert_selected(rising, 4, 2, (const int32_t[]){-1, -1, -1, -1}); /* the first key is complete at position 3 */
+    assert_selected(rising, 4, 11, (const int32_t[]){0, 1, 2, -1});
+}
+
+static void scores_that_are_not_numbers_come_last(void **state)
+{
+    (void)state;
+    static const double some[KEYS] = {NAN, 1, NAN, -5, NAN, 2, NAN, NAN, NAN};
+    assert_selected(some, 1, KEYS - 1, (const int32_t[]){0, 1, 3, 5});
+    assert_selected((const double[KEYS]){NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN}, 1, KEYS - 1,
+                    (const int32_t[]){0, 1, 2, 3});
+}
+
+enum { SEQ = 6, HEADS = 2, WIDTH = 5, VALUES = 3 };
+
+/* Lists of all keys in ascending order: the reference's bits are those of dense attention. */
+static void a_list_of_all_keys_is_dense_attention(void **state)
+{
+    (void)state;
+    struct bench d;
+    open_bench(&d, DEV_REF);
+    double q[SEQ * HEADS * WIDTH], kv[SEQ * WIDTH], sparse[SEQ * HEADS * VALUES], dense[SEQ * HEADS * VALUES],
+        lse[2][HEADS * SEQ];
+    int32_t idx[SEQ * SEQ];
+    for (int i = 0; i < countof(q); i++)
+        q[i] = rng_normal(1, (uint64_t)i);
+    for (int i = 0; i < countof(kv); i++)
+        kv[i] = rng_normal(2, (uint64_t)i);
+    for (int i = 0; i < SEQ * SEQ; i++)
+        idx[i] = i % SEQ <= i / SEQ ? i % SEQ : -1;
+    struct tensor k4 = tensor_4d(kv, DT_F64, 1, SEQ, 1, WIDTH);
+    struct sparse_fwd_args s = {.q = tensor_4d(q, DT_F64, 1, SEQ, HEADS, WIDTH),
+                                .kv = tensor_3d(kv, DT_F64, 1, SEQ, WIDTH),
+                                .idx = tensor_3d(idx, DT_I32, 1, SEQ, SEQ),
+                                .o = tensor_4d(sparse, DT_F64, 1, SEQ, HEADS, VALUES),
+                                .lse = tensor_3d(lse[0], DT_F64, 1, HEADS, SEQ),
+                                .scale = 0.4,
+                                .dv = VALUES};
+    struct attention_fwd_args a = {.q = s.q,
+                                   .k = k4,
+                                   .v = tensor_cols(&k4, 0, VALUES),
+                                   .o = tensor_4d(dense, DT_F64, 1, SEQ, HEADS, VALUES),
+                                   .lse = tensor_3d(lse[1], DT_F64, 1, HEADS, SEQ),
+                                   .scale = 0.4};
+    assert_ok(d.ops->sparse_fwd(&d.lane, &s), &d.e);
+    assert_ok(d.ops->attention_fwd(&d.lane, &a), &d.e);
+    assert_memory_equal(sparse, dense, sizeof dense);
+    assert_memory_equal(lse[0], lse[1], sizeof lse[0]);
+    idx[3] = SEQ;
+    assert_fails(d.ops->sparse_fwd(&d.lane, &s), ST_INVALID, &d.e, "idx[0, 3] is 6, there are 6 keys");
+    dev_close(&d.dev);
+}
+
+static void wrong_shapes_are_refused(void **state)
+{
+    (void)state;
+    struct bench d;
+    open_bench(&d, DEV_REF);
+    double x[64] = {0};
+    int32_t idx[8] = {0};
+    struct index_recall_args a = {.mq = tensor_4d(x, DT_F64, 1, 2, 3, 2),
+                                  .mk = tensor_4d(x, DT_F64, 1, 2, 2, 2),
+                                  .idx = tensor_3d(idx, DT_I32, 1, 2, 1),
+                                  .recall = tensor_1d(x, DT_F64, 1),
+                                  .ratio = 1,
+                                  .every = 1};
+    assert_fails(d.ops->index_recall(&d.lane, &a), ST_INVALID, &d.e, "3 query heads cannot share 2 key heads evenly");
+    a.mk = tensor_4d(x, DT_F64, 1, 2, 1, 2);
+    a.doc_start = tensor_2d(idx, DT_I32, 1, 2);
+    a.ratio = 4;
+    assert_fails(d.ops->index_recall(&d.lane, &a), ST_INVALID, &d.e, "doc_start counts tokens");
+    dev_close(&d.dev);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(of_equal_scores_the_smaller_index_is_taken),
+        cmocka_unit_test(a_query_sees_no_later_key),
+        cmocka_unit_test(scores_that_are_not_numbers_come_last),
+        cmocka_unit_test(a_list_of_all_keys_is_dense_attention),
+        cmocka_unit_test(wrong_shapes_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
