@@ -1,8 +1,8 @@
 /* quantise: x [rows, cols] to FP8 codes with a scale for each block (tensor/f8.h), in x's own order, transposed, or
  * both from one reading of x.
  *   x       real or wide; rows may be strided
- *   src     I32 [rows], optional: row r of the codes is row src[r] / k of x, or zeros where src[r] is -1, as ops/permute
- *           copies them. `rows` are then as many as src has. Entries are in range, and blocks by rows
+ *   src     I32 [rows], optional: row r of the codes is row src[r] / k of x, or zeros where src[r] is -1, as
+ *           ops/permute copies them. `rows` are then as many as src has. Entries are in range, and blocks by rows
  *   row     I32 [rows of x, k], optional: the same map the other way round, -1 for what src does not have, so that a
  *           device may read each row of x once
  *   q, qs   codes [rows, cols], E4M3 or E5M2, and inverse scales, wide: one for `block` values of a row, with `square`
