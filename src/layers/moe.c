@@ -497,6 +497,7 @@ static void declare_experts(struct build *b, const struct moe *m, const struct m
                                          .h = fetch_x ? io->h : NO_SLOT,
                                          .df = fetch_dy ? io->df : NO_SLOT,
                                          .src = fetch_x || fetch_dy ? s->home.src : NO_SLOT,
+                                         .row = fetch_x || fetch_dy ? s->home.row : NO_SLOT,
                                          .k = m->k,
                                          .x = s->xp,
                                          .dx = s->dxp,

@@ -77,8 +77,9 @@ static void quantise_to(struct build *b, int n, enum phase_id ph, const struct e
     q = q != NULL ? q : &none;
     t = t != NULL ? t : &none;
     GRAPH_OP(g, n, ph, quantise, .x = of(g, tokens != NO_SLOT ? tokens : rows),
-             .src = of(g, tokens != NO_SLOT ? e->src : NO_SLOT), .k = e->k, .q = of(g, q->q), .qs = of(g, q->s),
-             .t = of(g, t->q), .ts = of(g, t->s), .block = code_rule(b->cfg).block);
+             .src = of(g, tokens != NO_SLOT ? e->src : NO_SLOT), .row = of(g, tokens != NO_SLOT ? e->row : NO_SLOT),
+             .k = e->k, .q = of(g, q->q), .qs = of(g, q->s), .t = of(g, t->q), .ts = of(g, t->s),
+             .block = code_rule(b->cfg).block);
 }
 
 /* The cost of a product [rows, in] x [experts, out, in] that moves `extra` bytes more. */

@@ -10,7 +10,7 @@
  * token says which; x and dy are then not made. */
 struct experts {
     slot_id offset, x, dx, prob, dprob, y, dy;
-    slot_id h, df, src; /* NO_SLOT: x and dy are there */
+    slot_id h, df, src, row; /* NO_SLOT: x and dy are there; row: src the other way round */
     int64_t k;
     struct weight w1, w2, b1, b2;
     const struct act_rule *act;

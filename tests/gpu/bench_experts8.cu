@@ -22,7 +22,7 @@ struct mlp {
     int64_t experts, hidden, width, tokens, k;
     int32_t at[MOST_EXPERTS + 1];
     struct act_rule rule;
-    struct tensor h, df, src, offset, prob, pre, y, dpre, again, dprob, dx, dw1, dw2, up_work, down_work;
+    struct tensor h, df, src, row, offset, prob, pre, y, dpre, again, dprob, dx, dw1, dw2, up_work, down_work;
     struct coded w1, w1t, w2, w2t, x, xt, act, actt, dy, dyt, dp, dpt;
 };
 struct bench {
@@ -87,6 +87,7 @@ static int quantise(struct bench *b, const struct tensor *x, const struct mlp *b
     a.k = 1;
     if (by != NULL) {
         a.src = by->src;
+        a.row = by->row;
         a.k = by->k;
     }
     if (q != NULL) {
@@ -153,10 +154,18 @@ static void mlp_open(struct bench *b, struct mlp *m)
     m->h = matrix(b, DT_BF16, m->tokens, h, 1);
     m->df = matrix(b, DT_BF16, m->tokens, h, 1);
     m->src = tensor_1d(room(b, rows * 4), DT_I32, rows);
-    int32_t *src = (int32_t *)malloc((size_t)rows * 4);
-    for (int64_t i = 0; src != NULL && i < rows; i++) /* tokens in order within an expert, as a router gives them */
+    m->row = tensor_2d(room(b, rows * 4), DT_I32, m->tokens, m->k);
+    int32_t *src = (int32_t *)malloc((size_t)rows * 8), *row = src + rows;
+    if (src == NULL)
+        exit(1);
+    memset(row, 0xff, (size_t)rows * 4);
+    for (int64_t i = 0; i < rows; i++) { /* tokens in order within an expert, as a router gives them */
         src[i] = i < m->at[e] ? (int32_t)(i * m->k % rows + i * m->k / rows) : -1;
+        if (src[i] >= 0)
+            row[src[i]] = (int32_t)i;
+    }
     CHECK(cudaMemcpy(m->src.data, src, (size_t)rows * 4, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(m->row.data, row, (size_t)rows * 4, cudaMemcpyHostToDevice));
     free(src);
     m->offset = tensor_1d(room(b, (e + 1) * 4), DT_I32, e + 1);
     CHECK(cudaMemcpy(m->offset.data, m->at, (size_t)(e + 1) * 4, cudaMemcpyHostToDevice));

@@ -8,8 +8,8 @@
  *             R], E4M3, both by rows, so by `block` tokens, counted from the first of all experts
  * The codes of a weight [E, out, in], quantised as [E out, in], are w of the forward product, and those of its
  * transpose w of the input gradient, turned. A GPU has fast kernels (Hopper) where blocks are of 128 or one scale, and
- * rows and columns of every B_e multiples of 128, so that no block reaches into the next expert; gmm8_dw also where R is
- * a multiple of 16. Others decode and multiply in fp32. Sums are fp32, of tensor cores promoted to it every 128
+ * rows and columns of every B_e multiples of 128, so that no block reaches into the next expert; gmm8_dw also where R
+ * is a multiple of 16. Others decode and multiply in fp32. Sums are fp32, of tensor cores promoted to it every 128
  * products. */
 #ifndef BRAID_OPS_GMM8_H
 #define BRAID_OPS_GMM8_H

@@ -25,8 +25,8 @@ struct gmm8_job {
     int64_t qs_stride;
 };
 
-/* Whether these kernels take the job: sizes in blocks of 128, rows in multiples of 16 (SUMS) or 4 (ACT); a scale for 128
- * numbers or one for all, and bf16 results at 16 bytes, is for the caller to know. */
+/* Whether these kernels take the job: sizes in blocks of 128, rows in multiples of 16 (SUMS) or 4 (ACT); a scale for
+ * 128 numbers or one for all, and bf16 results at 16 bytes, is for the caller to know. */
 extern "C" bool gmm8_tma_fits(const struct lane *l, const struct gmm8_job *p);
 extern "C" int gmm8_tma(struct lane *l, const struct gmm8_job *p);
 

@@ -69,6 +69,53 @@ static __global__ void __launch_bounds__(F8_THREADS, sizeof(T) == 4        ? 2
     f8_quantise_tile<T, TYPE, BLOCKS>(tile, o, r0, c0, common, &s);
 }
 
+/* Codes by rows of a tile of x, of which each row goes to the k places that `row` names: x is read once. */
+template <typename T, enum dtype TYPE>
+static __global__ void __launch_bounds__(F8_THREADS, sizeof(T) == 4 ? 2 : 4)
+    spread_tiles(const struct source x, const __grid_constant__ struct f8_out o, const int32_t *row)
+{
+    int64_t r0 = (int64_t)blockIdx.y * F8_TILE, c0 = (int64_t)blockIdx.x * F8_TILE;
+    int g = threadIdx.x / 16, c = threadIdx.x % 16;
+    struct f8_out tokens = o;
+    tokens.rows = x.rows;
+    int valid = f8_valid(tokens, r0, c0);
+    f8_walk<T> from(x.x, x.stride, r0, c0, valid);
+    f8_eight<T> tile[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++, from.next())
+        tile[i] = from.load();
+    f8_clear(tile, valid);
+    f8_most<T> most = f8_thread_most<T>(tile);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float v[8], inverse;
+        f8_floats(tile[i], v);
+        uint2 word = f8_word<TYPE>(v, f8_factor<TYPE>(warp_max_u32(most.row[i], 16), &inverse));
+        const int32_t *to = row + (r0 + 8 * g + i) * x.k;
+        for (int j = 0; j < x.k && i < valid; j++) {
+            int64_t place = to[j];
+            if (place < 0 || place >= o.rows)
+                continue;
+            *(uint2 *)(o.q + place * o.cols + c0 + 8 * c) = word;
+            if (c == 0)
+                o.qs[c0 / F8_TILE * o.q_stride + place] = inverse;
+        }
+    }
+}
+/* And the places that no row has: codes 0 with scales 1, as of zeros. Scales past the last place are 0. */
+static __global__ void __launch_bounds__(256)
+    empty_places(const struct source x, const __grid_constant__ struct f8_out o)
+{
+    int64_t place = (int64_t)blockIdx.x * 8 + threadIdx.x / 32, blocks = (o.cols + F8_TILE - 1) / F8_TILE;
+    int lane = threadIdx.x % 32;
+    if (place >= o.q_stride || (place < o.rows && source_row(x, place) >= 0))
+        return;
+    for (int64_t b = lane; b < blocks; b += 32)
+        o.qs[b * o.q_stride + place] = place < o.rows ? 1.0f : 0.0f;
+    for (int64_t c = 8 * lane; place < o.rows && c < o.cols; c += 8 * 32)
+        *(uint2 *)(o.q + place * o.cols + c) = make_uint2(0, 0);
+}
+
 /* Codes [rows, cols] of x, or with step 1 along rows of its transpose. */
 struct plain {
     struct source x;
@@ -227,6 +274,12 @@ template <typename T, enum dtype TYPE> static int run(struct lane *l, const stru
     struct f8_out o = f8_out_of(&a->q, &a->qs, &a->t, &a->ts, rows, cols, a->block, a->square);
     dim3 grid((unsigned)ceil_div(cols, F8_TILE), (unsigned)ceil_div(rows, F8_TILE));
     const uint32_t *amax = (const uint32_t *)a->work.data;
+    if (a->row.data != NULL && !present(&a->t)) {
+        grid.y = (unsigned)ceil_div(x.rows, F8_TILE);
+        LAUNCH(l, (spread_tiles<T, TYPE>), grid, F8_THREADS, 0, x, o, (const int32_t *)a->row.data);
+        LAUNCH(l, empty_places, (unsigned)ceil_div(o.q_stride, 8), 256, 0, x, o);
+        return ST_OK;
+    }
     if (a->block == 0)
         LAUNCH(l, (quantise_tiles<T, TYPE, F8_WHOLE>), grid, F8_THREADS, 0, x, o, amax);
     else if (a->square)

@@ -3,6 +3,8 @@
  *   x       real or wide; rows may be strided
  *   src     I32 [rows], optional: row r of the codes is row src[r] / k of x, or zeros where src[r] is -1, as
  *           ops/permute copies them. `rows` are then as many as src has. Entries are in range, and blocks by rows
+ *   row     I32 [rows of x, k], optional: the same map the other way round, -1 for what src does not have, so that a
+ *           device may read each row of x once
  *   q, qs   codes [rows, cols], E4M3 or E5M2, and inverse scales, wide: one for `block` values of a row, with `square`
  *           for block x block values, with block 0 for the whole tensor
  *   t, ts   codes of the transpose [cols, rows] with its own scales, along its own rows, so along columns of x; with
@@ -23,6 +25,7 @@
 #define QUANTISE_FIELDS(T, N, S, op)                                                                                   \
     T(op, x, IN, REAL, "")                                                                                             \
     T(op, src, OPT_FIXED, I32, "")                                                                                     \
+    T(op, row, OPT_FIXED, I32, "")                                                                                     \
     T(op, q, OPT_SAVED, F8, "")                                                                                        \
     T(op, qs, OPT_SAVED, WIDE, "")                                                                                     \
     T(op, t, OPT_SAVED, F8, "")                                                                                        \

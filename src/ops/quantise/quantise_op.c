@@ -43,6 +43,9 @@ int quantise_check(const struct quantise_args *a, struct err *e)
                        a->square       ? "square blocks"
                        : a->block == 0 ? "one scale"
                                        : "blocks by rows");
+    if (present(&a->row) && !present(&a->src))
+        return err_set(e, ST_INVALID, "quantise: row without src");
+    CHECK_OPT("quantise", "row", &a->row, DT_I32, 2, a->x.dim[0], a->k);
     int64_t rows = quantise_rows(a);
     if (present(&a->q)) {
         TRY(f8_check("quantise", "q", &a->q, &a->qs, wide, a->block, a->square, e));
@@ -63,8 +66,11 @@ static const struct op_dim dims[] = {{"rows", 5}, {"cols", 33}, {"places", 0}};
 static void shapes(struct op_call *c)
 {
     c->t[op_arg_index(c->desc, "x")] = tensor_2d(NULL, DT_NONE, (int64_t)op_dim(c, "rows"), (int64_t)op_dim(c, "cols"));
-    if (op_dim(c, "places") > 0)
-        c->t[op_arg_index(c->desc, "src")] = tensor_1d(NULL, DT_NONE, (int64_t)op_dim(c, "places"));
+    int64_t places = (int64_t)op_dim(c, "places"), k = (int64_t)op_attr(c, "k");
+    if (places > 0)
+        c->t[op_arg_index(c->desc, "src")] = tensor_1d(NULL, DT_NONE, places);
+    if (places > 0 && places == (int64_t)op_dim(c, "rows") * k)
+        c->t[op_arg_index(c->desc, "row")] = tensor_2d(NULL, DT_NONE, places / k, k);
 }
 
 static int infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -97,11 +103,15 @@ static int infer(struct op_call *c, const struct ops *ops, struct err *e)
 /* Magnitudes over many orders, zeros, blocks of zeros. */
 static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
-    if (op_arg_is(c, arg, "src")) { /* every seventh place is empty */
-        int64_t choices = (int64_t)(op_dim(c, "rows") * op_attr(c, "k"));
-        for (int64_t i = 0; i < host->dim[0]; i++)
-            ((int32_t *)host->data)[i] =
-                i % 7 == 3 || choices == 0 ? -1 : (int32_t)rng_below(key, (uint64_t)i, (uint64_t)choices);
+    bool inverse = op_arg_is(c, arg, "row");
+    if (op_arg_is(c, arg, "src") ||
+        inverse) { /* every seventh place is empty; places and choices are as far as they go */
+        int64_t choices = (int64_t)(op_dim(c, "rows") * op_attr(c, "k")), places = (int64_t)op_dim(c, "places");
+        for (int64_t i = 0, n = tensor_elems(host); i < n; i++)
+            ((int32_t *)host->data)[i] = -1;
+        for (int64_t i = 0; i < places && choices > 0; i++)
+            if (i % 7 != 3)
+                ((int32_t *)host->data)[inverse ? i * 11 % choices : i] = (int32_t)(inverse ? i : i * 11 % choices);
         return true;
     }
     if (!op_arg_is(c, arg, "x"))
@@ -151,7 +161,10 @@ static const struct op_sample samples[] = {
     {"rows=256 cols=144 block=0 only=1 wide_x=1"},
     {"rows=128 cols=272 strided=1"},
     {"rows=9 cols=33 places=21 k=3"},
-    {"rows=40 cols=264 places=160 k=2"},
+    {"rows=40 cols=264 places=160 k=2"}, /* a row of x is fetched twice for the same choice */
+    {"rows=40 cols=264 places=80 k=2"},
+    {"rows=35 cols=136 places=140 k=4 only=1"},
+    {"rows=145 cols=144 places=290 k=2 only=1 e5m2=1 strided=1"},
     {"rows=40 cols=144 places=272 k=8 only=1 e5m2=1"},
     {"rows=33 cols=136 places=144 k=4 only=2 strided=1"},
     {"rows=10 cols=64 places=30 k=3 block=32"},
