@@ -83,8 +83,9 @@ int plan_search(struct config *c, const struct timeline_words *w, struct err *e)
 
 /* ---- plans that fit (plan_fit.c) ------------------------------------------------------------- */
 
-/* plan.fit: chooses and sets what it chooses, or says why nothing fits. out: the table; NULL: none. */
-int cmd_fit(struct config *c, struct buf *out, struct err *e);
+/* plan.fit: chooses and sets what it chooses, or says why nothing fits. processes: of a launcher. out: the table; NULL:
+ * none. */
+int cmd_fit(struct config *c, int processes, struct buf *out, struct err *e);
 /* What it chose when the run was started, from the configuration that a checkpoint holds: a config file may say
  * otherwise. */
 int cmd_fit_again(struct config *c, const char *saved, const char *label, struct err *e);

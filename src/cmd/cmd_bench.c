@@ -413,6 +413,17 @@ static void name_command(struct buf *out, int argc, char **argv)
     }
 }
 
+static int fit(struct steps_job *j, struct err *e)
+{
+    struct buf text;
+    buf_init(&text, 0);
+    int st = cmd_fit(&j->c, j->ranks.launch.size, &text, e);
+    if (st == ST_OK && text.text != NULL && cmd_is_rank0(&j->ranks))
+        fputs(text.text, stderr);
+    buf_release(&text);
+    return st;
+}
+
 static int prepare_train(struct steps_job *j, int argc, char **argv, struct err *e)
 {
     struct config_extra extra[] = {{.name = "profile"}, {.name = "bits"},    {.name = "json"},   {.name = "steps"},
@@ -432,7 +443,7 @@ static int prepare_train(struct steps_job *j, int argc, char **argv, struct err 
     TRY(cmd_count_ranks(&j->c, &j->ranks, e));
     TRY(cmd_finish(&j->c, e));
     TRY(cmd_refuse_weights(&j->c, "braid bench", e));
-    TRY(cmd_fit(&j->c, NULL, e));
+    TRY(fit(j, e));
     cmd_say_unused(&j->c);
     if (j->ranks.kind != COMM_THREADS || j->c.data.train[0] != '\0')
         return ST_OK;

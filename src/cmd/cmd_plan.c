@@ -110,7 +110,7 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
     struct rank_place place;
     struct buf out;
     buf_init(&out, 0);
-    int st = cmd_fit(c, &out, e);
+    int st = cmd_fit(c, 1, &out, e);
     if (st == ST_OK)
         st = place_on_paper(&place, c, 0, e);
     if (st == ST_OK)

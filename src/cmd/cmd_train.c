@@ -211,7 +211,7 @@ static int fit(struct job *j, struct err *e)
         return ST_OK;
     }
     buf_init(&text, 0);
-    int st = cmd_fit(&j->c, &text, e);
+    int st = cmd_fit(&j->c, j->ranks.launch.size, &text, e);
     if (st == ST_OK && say && text.text != NULL)
         fputs(text.text, stderr);
     buf_release(&text);

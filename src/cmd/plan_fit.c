@@ -36,7 +36,7 @@ static double host_memory(void)
     return pages > 0 && page > 0 ? 0.8 * (double)pages * (double)page : 0;
 }
 
-int cmd_fit(struct config *c, struct buf *out, struct err *e)
+int cmd_fit(struct config *c, int processes, struct buf *out, struct err *e)
 {
     bool automatic = strcmp(c->plan.fit, "auto") == 0;
     struct fit_opts o = {.counts_host = on_host(c)};
@@ -45,6 +45,10 @@ int cmd_fit(struct config *c, struct buf *out, struct err *e)
     char need[32], have[32];
     if (strcmp(c->plan.fit, "off") == 0)
         return ST_OK;
+    if (automatic && processes > 1) { /* each would see another GPU, and all must choose the same */
+        err_set(e, ST_USAGE, "plan.fit=auto, but a launcher started %d processes", processes);
+        return err_hint(e, "state the memory of one GPU, such as --plan.fit=80GB");
+    }
     if (automatic) {
         TRY(device_memory(c, &o.budget, e));
         o.host = host_memory();
