@@ -7,8 +7,8 @@
  *   o    [T, H D], lse       = attention(q, k, v)
  *   og   [T, H D]            = o * sigmoid(gate) only with the output gate
  *   f    [T, hidden]         = og Wo^T + b
- * Tensor parallelism divides heads, each with the kv head it reads. Where there are fewer kv heads than ranks, R of them
- * share one: each projects D / R channels of its key and value, and they gather them,
+ * Tensor parallelism divides heads, each with the kv head it reads. Where there are fewer kv heads than ranks, R of
+ * them share one: each projects D / R channels of its key and value, and they gather them,
  *   part [T, 2 D / R], kv [T, 2 D] = [k | v]     nodes kv_parts and kv
  * so that no rank holds a copy of another's weights.
  * Nodes: qkv, core, proj. core's backward writes the gradient of the whole qkv row: gate first, then
@@ -40,8 +40,8 @@ struct attention {
     double scale, eps;
     bool rope, interleaved, zero_centered, sink_zero;
     bool qk_norm, row_norm; /* row_norm: of all heads together */
-    /* Tensor-parallel ranks that share one kv head, and the channels of it that each projects; 1 and 0: heads are whole.
-     * Otherwise keys and values are columns of kv, not of qkv. */
+    /* Tensor-parallel ranks that share one kv head, and the channels of it that each projects; 1 and 0: heads are
+     * whole. Otherwise keys and values are columns of kv, not of qkv. */
     int64_t kv_ranks, part;
 };
 

@@ -207,7 +207,8 @@ static struct linear_cost linear_cost(const struct build *b, const struct linear
                                 (double)dtype_bytes(b->dev->real) * (rows * in + rows * out + in * out)};
 }
 
-/* Where several ranks add up what they have, each adds the bias to its own share of the rows, so that every row has it once. */
+/* Where several ranks add up what they have, each adds the bias to its own share of the rows, so that every row has it
+ * once. */
 static bool bias_on_share(const struct build *b, const struct linear *l)
 {
     return l->summed && l->bias.w != NO_SLOT && b->mesh->tp > 1;

@@ -707,11 +707,13 @@ static const struct option_use moe_uses[] = {
 };
 static const struct rule moe_rules[] = {
     {"capacity-without-tp", capacity_divided,
-     "model.router_capacity drops tokens by their rank among all tokens of a microbatch, which parallel.tp divides; use "
+     "model.router_capacity drops tokens by their rank among all tokens of a microbatch, which parallel.tp divides; "
+     "use "
      "parallel.tp = 1",
      {"model.router_capacity", "parallel.tp"}},
     {"noise-without-tp", noise_divided,
-     "random numbers of routers (model.router_jitter, model.router_force_balance) are not built for parallel.tp above 1",
+     "random numbers of routers (model.router_jitter, model.router_force_balance) are not built for parallel.tp above "
+     "1",
      {"model.router_jitter", "model.router_force_balance", "parallel.tp"}},
     {"two-balances-without-tp", balances_divided,
      "with parallel.tp above 1, model.aux_loss and model.seq_aux_loss are on together only with train.micro_batch = 1",

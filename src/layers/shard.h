@@ -1,10 +1,11 @@
 /* Tensor parallelism with sequence parallelism, for layers.
  *
  * Ranks of a tensor-parallel group hold slices of the weights and, outside layers, each its share of the rows of a
- * microbatch: rank r has rows [r * T / tp, (r + 1) * T / tp) of T = batch * seq. Inside a layer that is divided by heads
- * or channels every rank has all rows:
+ * microbatch: rank r has rows [r * T / tp, (r + 1) * T / tp) of T = batch * seq. Inside a layer that is divided by
+ * heads or channels every rank has all rows:
  *
- *   h [T/tp] -- gather --> H [T] -- layer, its slice of the weights --> F [T], a part of the sum -- scatter --> f [T/tp]
+ *   h [T/tp] -- gather --> H [T] -- layer, its slice of the weights --> F [T], a part of the sum -- scatter --> f
+ *   [T/tp]
  *
  * Backward the same the other way round: the gradient of f is gathered, the layer's slices give their part of the
  * gradient of H, and its sum is scattered. H is not kept for the weight gradients but gathered again.

@@ -1,5 +1,5 @@
-/* sim/: the best meshes for a number of GPUs. Rows are sorted, fit, and are planned again by hand to the same byte; what
- * is left out is counted; budgets that nothing fits are said to be such. */
+/* sim/: the best meshes for a number of GPUs. Rows are sorted, fit, and are planned again by hand to the same byte;
+ * what is left out is counted; budgets that nothing fits are said to be such. */
 #include "sim/search.h"
 #include "train/run.h"
 

@@ -379,11 +379,13 @@ static void mistakes_of_other_programs_are_found(void **state)
         const char *name, *pattern, *variant, *where;
         void (*trainer)(struct trainer *t);
     } cases[] = {
-        /* NVIDIA/Megatron-LM 7452, finding 11: the gain of GDN's norm, which heads of several ranks share, is not summed */
+        /* NVIDIA/Megatron-LM 7452, finding 11: the gain of GDN's norm, which heads of several ranks share, is not
+         * summed */
         {"gdn_out_norm_not_summed_over_tp", "G-G-", "TP2", "layers.0.", replicated_reduction_lost},
         /* the same for the norms of queries and keys, and for what is replicated in front of any layer */
         {"norm_not_summed_over_tp", "*-*-", "TP2", "layer_norm_weight", replicated_reduction_lost},
-        /* torchtitan 4054, 1878: the router and all below it lose their sum over tp when EP is off, and when it is on */
+        /* torchtitan 4054, 1878: the router and all below it lose their sum over tp when EP is off, and when it is on
+         * */
         {"router_not_summed_over_tp_without_ep", "*E*E", "TP2", "layers.1.", replicated_reduction_of_experts_lost},
         {"router_not_summed_over_tp_with_ep", "*E*E", "TP2 x EP2", "layers.1.", replicated_reduction_of_experts_lost},
         {"router_loss_of_own_rows_only", "*E*E", "TP2", "", batch_load_is_not_summed},
