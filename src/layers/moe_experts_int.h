@@ -23,6 +23,9 @@ bool experts8_fetch_x(const struct build *b, const struct weight *w1);
 bool experts8_fetch_dy(const struct build *b, const struct weight *w1, const struct weight *b2);
 void experts8_declare(struct build *b, const struct experts *e);
 
+/* moe_shared.c: the output of the shared expert, on which the experts' is added; NO_SLOT: there is none. */
+slot_id shared_expert_declare(struct build *b, struct act_rule rule, const struct core_io *io);
+
 /* moe_kernels.c: what core_kind says of sizes and kernels. */
 struct kind_sizes moe_sizes(const struct config *c);
 void moe_kernels(const struct kernel_report *r);
