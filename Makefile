@@ -53,7 +53,7 @@ LIBS := $(call small,jansson) $(call small,inih) $(call small,xxhash) $(call sma
 NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 GPU ?= $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),yes,no)
 BUILT_WITH := $(if $(wildcard $(B)/settings-cuda),$(shell cat $(B)/settings-cuda))
-ifneq ($(filter gpu-tests check-gpu,$(MAKECMDGOALS)),)
+ifneq ($(filter gpu-tests check-gpu gpu-set,$(MAKECMDGOALS)),)
 CUDA ?= yes
 else
 CUDA ?= $(if $(NVCC),$(or $(patsubst CUDA=%,%,$(filter CUDA=%,$(BUILT_WITH))),$(GPU)),no)
@@ -153,6 +153,7 @@ help:
 	@echo "make test-X     tests of one folder, X of: $(FOLDERS)"
 	@echo "make SAN=address,undefined B=build-asan test"
 	@echo "make check-gpu  tests that need a GPU; make gpu-tests only builds them (CARRY=yes: to be run elsewhere)"
+	@echo "make gpu-set    the same packed into one file for a machine without a compiler (CARRY=yes)"
 	@echo "make check-emu  CUDA kernels on an emulator, without a GPU (tests/emu/README.md); make emu only builds it"
 	@echo "make torture    failing calls, kills and power cuts; tests/torture/run runs them"
 	@echo "make fuzz       fuzz targets (clang); tests/fuzz/run builds and runs them"
@@ -281,6 +282,29 @@ $(B)/tests/gpu/%: tests/gpu/%.c $(call libs_for,cmd)
 gpu-tests: $(GPU_BIN)
 check-gpu: $(B)/braid gpu-tests
 	@tests/gpu/run $(B)
+# The same for a machine that has a GPU and no compiler: one program instead of a dozen (tests/gpu/set), scripts and data, packed.
+# There: tar xf gpu-set.tar.xz && gpu-set/tests/gpu/run build
+GPU_SET := $(notdir $(basename $(GPU_SRC) $(wildcard tests/gpu/*.cu)))
+$(B)/tests/gpu/set/%.main.o: tests/gpu/%.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(CUDA_CFLAGS) -c $< -o $@
+$(B)/tests/gpu/set/%.main.o: tests/gpu/%.cu
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
+$(B)/tests/gpu/set/braid.main.o: $(B)/cmd/main.o
+	@mkdir -p $(@D) && cp $< $@
+$(B)/tests/gpu/set/%.o: $(B)/tests/gpu/set/%.main.o
+	$(Q)objcopy --redefine-sym main=$*_main $< $@
+$(B)/gpu-set/build/gpu-set: tests/gpu/set/main.c $(patsubst %,$(B)/tests/gpu/set/%.o,braid $(GPU_SET)) $(call libs_for,cmd)
+	@mkdir -p $(@D)/tests/gpu $(B)/gpu-set/tests/gpu
+	$(Q)$(CC) $(CFLAGS) -D'PROGRAMS=$(patsubst %,PROGRAM(%),braid $(GPU_SET))' $(LDFLAGS) -s -o $@ $(filter %.c %.o,$^) \
+	  -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(HTTP_LIBS) $(call more_libs,cmd) $(LIBS)
+	@ln -sf gpu-set $(@D)/braid; for p in $(GPU_SET); do ln -sf ../../gpu-set $(@D)/tests/gpu/$$p; done
+$(B)/gpu-set.tar.xz: $(B)/gpu-set/build/gpu-set tests/gpu/run tests/gpu/curves.sh tests/gpu/curves.txt
+	@cp tests/gpu/run tests/gpu/curves.sh tests/gpu/curves.txt $(B)/gpu-set/tests/gpu/
+	@tar -C $(B) -cf - gpu-set | xz -T0 -6 >$@ && ls -l $@
+.PHONY: gpu-set
+gpu-set: $(B)/gpu-set.tar.xz
 
 # ---- kernels without a GPU: tests/emu compiles .cu files as plain C++ and runs their threads as fibers; see its README ---------
 # SAN=address,undefined (and another B) finds accesses outside of allocations, and misaligned ones.
