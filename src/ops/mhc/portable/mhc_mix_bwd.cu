@@ -4,9 +4,9 @@
  * over rows (dgain, dbias) are one partial row per block.
  *
  * What lies in local memory: arrays of the copies for any number of streams, which are indexed by it; and with dropout
- * 172 bytes of spills (20 in fp32) of the copy for 4 streams that opens and closes, which would need more than the 128
- * registers that two blocks to a multiprocessor leave. That one serves boundaries with a gradient of the bias or with
- * channels that no pass takes. Combine alone has none. */
+ * 12 bytes of spills of the bf16 copy for 4 streams that opens and closes, which would need more than the 128 registers
+ * that two blocks to a multiprocessor leave. That one serves boundaries with a gradient of the bias or with channels
+ * that no pass takes. Combine alone has none. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 
 enum { WARPS = MHC_THREADS / 32 };
