@@ -2,6 +2,8 @@
 #include "plan/memory.h"
 #include "dev/host.h"
 
+#include <unistd.h>
+
 const char *arena_name(enum arena_id a)
 {
     static const char *const names[] = {"parameters", "fp32 master", "gradients", "optimizer",  "state",
@@ -61,6 +63,18 @@ static int check_room(const struct memory *m, struct dev *dev, struct err *e)
                    dev->name, human_bytes((double)room, b, sizeof b));
 }
 
+/* Pinned memory cannot be swapped out: more than the machine has would end the process, not the allocation. */
+static int check_host(const struct memory *m, struct err *e)
+{
+    double need = (double)memory_total(m, m->planned, true);
+    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    char a[32], b[32];
+    if (pages <= 0 || page <= 0 || need <= 0.95 * (double)pages * (double)page)
+        return ST_OK;
+    return err_set(e, ST_NOMEM, "plan.offload and optim.offload need %s of host memory, and this machine has %s",
+                   human_bytes(need, a, sizeof a), human_bytes((double)pages * (double)page, b, sizeof b));
+}
+
 /* Takes one arena from the device or from the host. */
 static int take(struct memory *m, enum arena_id a, struct err *e)
 {
@@ -101,7 +115,7 @@ static int zero(struct memory *m, enum arena_id a, struct err *e)
 int memory_commit(struct memory *m, struct dev *dev, struct err *e)
 {
     m->dev = dev;
-    if (check_room(m, dev, e) != ST_OK)
+    if (check_room(m, dev, e) != ST_OK || check_host(m, e) != ST_OK)
         return refuse(m, e);
     for (int a = 0; a < ARENA_ALL; a++) {
         if (take(m, (enum arena_id)a, e) != ST_OK)

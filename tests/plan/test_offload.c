@@ -191,6 +191,16 @@ static void names_beside_a_tag_mean_the_layers_that_have_it(void **state)
     rig_release(&t.r);
 }
 
+static void more_host_memory_than_there_is_is_refused(void **state)
+{
+    (void)state;
+    struct tower t;
+    tower_declare(&t, 2);
+    memory_reserve_max(&t.r.m, ARENA_HOST, (int64_t)1 << 50);
+    assert_fails(memory_commit(&t.r.m, &t.r.dev, &t.r.e), ST_NOMEM, &t.r.e, "1.00 PiB of host memory");
+    rig_release(&t.r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -200,6 +210,7 @@ int main(void)
         cmocka_unit_test(what_is_small_recomputed_or_of_later_layers_stays),
         cmocka_unit_test(what_the_backward_half_changes_stays),
         cmocka_unit_test(names_beside_a_tag_mean_the_layers_that_have_it),
+        cmocka_unit_test(more_host_memory_than_there_is_is_refused),
     };
     return cmocka_run_group_tests_name("plan: offload", tests, NULL, NULL);
 }
