@@ -318,10 +318,8 @@ def _rule(iters, eps, norm_eps, norm_eps_inside, profile, root_eps):
 
 def _active(x):
     """Under autocast streams have its type, as they would behind a linear layer. Custom operators are not cast by torch."""
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind) and x.dtype == torch.float32:
-        if kind == "cuda":
-            return x.to(torch.get_autocast_dtype(kind))
+    if x.dtype == torch.float32 and x.is_cuda and torch.is_autocast_enabled("cuda"):
+        return x.to(torch.get_autocast_dtype("cuda"))
     return x
 
 
