@@ -248,7 +248,7 @@ TORCH_ABI := 0x020a000000000000
 binding: $(B)/libbraid_torch.so
 $(B)/libbraid_torch.so: python/braid_kernels/binding.cpp
 	@mkdir -p $(B)
-	$(Q)torch=$$($(BRAID_PYTHON) -c 'import os, torch; print(os.path.dirname(torch.__file__))') && [ -f "$$torch/include/torch/csrc/stable/library.h" ] || \
+	$(Q)torch=$$($(BRAID_PYTHON) -c 'import os, torch; print(os.path.dirname(torch.__file__))' 2>/dev/null) && [ -f "$$torch/include/torch/csrc/stable/library.h" ] || \
 	  { echo "make binding: $(BRAID_PYTHON) has no torch with the headers of its stable ABI (2.10 and later); BRAID_PYTHON names another" >&2; exit 1; }; \
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -Werror -shared -fPIC -fvisibility=hidden -DTORCH_TARGET_VERSION=$(TORCH_ABI) -isystem "$$torch/include" \
 	  -Wl,-soname,libbraid_torch.so -o $@ $< -L"$$torch/lib" -Wl,--no-as-needed -ltorch_cpu
