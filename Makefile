@@ -157,7 +157,7 @@ help:
 	@echo "make check-emu  CUDA kernels on an emulator, without a GPU (tests/emu/README.md); make emu only builds it"
 	@echo "make torture    failing calls, kills and power cuts; tests/torture/run runs them"
 	@echo "make fuzz       fuzz targets (clang); tests/fuzz/run builds and runs them"
-	@echo "make lib        $(B)/libbraidk.so, the kernels for other programs (src/lib/braidk.h); make wheel: a package for PyTorch"
+	@echo "make lib        $(B)/libbraidk.so, the kernels for other programs (src/lib/braidk.h); make wheel: a package for PyTorch, BINDING=yes: with native calls"
 	@echo "make docs       docs/options.md from the option table"
 	@echo "make found      which libraries and compilers were found"
 	@echo "make size       lines by folder beside their budgets (tests/budget.txt), longest files"
@@ -242,10 +242,23 @@ $(B)/lib_example_gpu: examples/boundary_gpu.c $(B)/libbraidk.so
 	$(Q)$(CC) -std=c11 -Wall -Wextra -Werror -O2 -Isrc/lib -isystem $(CUDA_HOME)/include -o $@ $< $(B)/libbraidk.so -Wl,-rpath,'$$ORIGIN' \
 	  -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread -lm
 
-# A wheel of python/braid_kernels with the library inside; its platform is what auditwheel says, where that is installed.
+# The native calls of python/braid_kernels, against the stable ABI that torch has had since 2.10; headers are those of BRAID_PYTHON's torch.
+BRAID_PYTHON ?= python3
+TORCH_ABI := 0x020a000000000000
+.PHONY: binding
+binding: $(B)/libbraid_torch.so
+$(B)/libbraid_torch.so: python/braid_kernels/binding.cpp
+	@mkdir -p $(B)
+	$(Q)torch=$$($(BRAID_PYTHON) -c 'import os, torch; print(os.path.dirname(torch.__file__))' 2>/dev/null) && [ -f "$$torch/include/torch/csrc/stable/library.h" ] || \
+	  { echo "make binding: $(BRAID_PYTHON) has no torch with the headers of its stable ABI (2.10 and later); BRAID_PYTHON names another" >&2; exit 1; }; \
+	$(CXX) -std=c++17 -O2 -Wall -Wextra -Werror -shared -fPIC -fvisibility=hidden -DTORCH_TARGET_VERSION=$(TORCH_ABI) -isystem "$$torch/include" \
+	  -Wl,-soname,libbraid_torch.so -o $@ $< -L"$$torch/lib" -Wl,--no-as-needed -ltorch_cpu
+
+# A wheel of python/braid_kernels with the library inside; its platform is what auditwheel says, where that is installed. BINDING=yes: with
+# the native calls as well, which are left alone by a torch before 2.10.
 .PHONY: wheel
-wheel: $(B)/libbraidk.so
-	@tools/wheel.py $< $(B)/wheel
+wheel: $(B)/libbraidk.so $(if $(filter yes,$(BINDING)),$(B)/libbraid_torch.so)
+	@tools/wheel.py $(filter-out %_torch.so,$^) $(B)/wheel $(filter %_torch.so,$^)
 
 # ---- tests: tests/<folder>/test_*.c links that folder and what it may use -----------------------
 TEST_SRC := $(sort $(wildcard tests/*/test_*.c))

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """A whole training step in PyTorch, with braid_kernels in place of PyTorch's own code, and without: what the kernels are worth to a user.
 
-    tools/speed_kernels.py PATTERN [--mhc none|eager|braid] [--experts grouped_mm|braid] [--compile regions|whole|no]
+    tools/speed_kernels.py PATTERN [--mhc none|eager|braid] [--experts grouped_mm|expert_mlp|moe_mlp] [--compile regions|whole|no]
 
 PATTERN is a letter for each sublayer: * attention, - MLP, E mixture of experts. bf16 autocast over fp32 weights, cuDNN attention, fused AdamW.
+Several of --mhc or --experts, with commas between them, run one behind the other on the same GPU, so that they may be compared.
 regions: every sublayer is compiled, once for all of its kind; whole: the model as one graph, which takes minutes to compile. Prints the median
 step, tokens a second and the peak of memory; --steps 20 and more for numbers that are to be quoted."""
 
@@ -18,11 +19,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 BF16 = torch.bfloat16
 
 
+def some_of(*known):
+    def parse(text):
+        for part in text.split(","):
+            if part not in known:
+                raise argparse.ArgumentTypeError(f"{part!r} is none of {', '.join(known)}")
+        return text
+
+    return parse
+
+
 def arguments():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("pattern")
-    ap.add_argument("--mhc", default="none", choices=["none", "eager", "braid"])
-    ap.add_argument("--experts", default="grouped_mm", choices=["grouped_mm", "braid"])
+    ap.add_argument("--mhc", default="none", type=some_of("none", "eager", "braid"))
+    ap.add_argument("--experts", default="grouped_mm", type=some_of("grouped_mm", "expert_mlp", "moe_mlp"))
     ap.add_argument("--compile", default="regions", choices=["regions", "whole", "no"])
     for name, value in dict(hidden=2048, heads=16, ffn=5632, n_experts=64, topk=8, effn=1024, seq=4096, mb=4, vocab=50304, steps=10).items():
         ap.add_argument("--" + name, type=int, default=value)
@@ -75,7 +86,8 @@ class MoE(nn.Module):
 
     def __init__(self, a):
         super().__init__()
-        self.topk, self.n, self.braid = a.topk, a.n_experts, a.experts == "braid"
+        self.topk, self.n, self.braid = a.topk, a.n_experts, a.experts != "grouped_mm"
+        self.whole = a.experts == "moe_mlp"
         self.router = nn.Linear(a.hidden, a.n_experts, bias=False)
         up, down = (a.n_experts, a.hidden, 2 * a.effn), (a.n_experts, a.effn, a.hidden)
         turn = (lambda s: (s[0], s[2], s[1])) if self.braid else (lambda s: s)
@@ -88,12 +100,15 @@ class MoE(nn.Module):
         p, i = score.topk(self.topk, -1)
         if self.braid:
             import braid_kernels as bk
-
+        if self.whole:
             return bk.moe_mlp(t, i, p, self.w1, self.w2).view_as(x)
         flat = i.reshape(-1)
         order = flat.argsort(stable=True)
         token, p = order // self.topk, p.reshape(-1)[order]
         ends = torch.bincount(flat, minlength=self.n).cumsum(0).to(torch.int32)
+        if self.braid:
+            y = bk.expert_mlp(t[token], self.w1, self.w2, bk.offsets_of_ends(ends), p)
+            return torch.zeros_like(t).index_add_(0, token, y).view_as(x)
         gm = getattr(F, "grouped_mm", None) or torch._grouped_mm
         gate, up = gm(t[token], self.w1.to(BF16), offs=ends).chunk(2, -1)
         y = gm((F.silu(gate.float()) * up.float() * p.unsqueeze(-1)).to(BF16), self.w2.to(BF16), offs=ends)
@@ -190,11 +205,9 @@ def compiled(a, model):
     return model
 
 
-def main():
-    a = arguments()
+def measure(a):
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
-    torch._dynamo.config.cache_size_limit = 64
+    torch.cuda.reset_peak_memory_stats()
     with torch.device("cuda"):
         model = Model(a)
     n = sum(p.numel() for p in model.parameters())
@@ -219,6 +232,17 @@ def main():
         f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB, {time.time() - begun:.0f} s in all",
         flush=True,
     )
+
+
+def main():
+    a = arguments()
+    torch.set_float32_matmul_precision("high")
+    torch._dynamo.config.cache_size_limit = 64
+    for mhc in a.mhc.split(","):
+        for experts in a.experts.split(","):
+            measure(argparse.Namespace(**{**vars(a), "mhc": mhc, "experts": experts}))
+            torch._dynamo.reset()
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

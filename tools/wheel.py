@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Packs python/braid_kernels and libbraidk.so into a wheel; `make wheel` runs it.
 
-    tools/wheel.py LIBRARY FOLDER        writes FOLDER/braid_kernels-VERSION-py3-none-PLATFORM.whl
+    tools/wheel.py LIBRARY FOLDER [BINDING]        writes FOLDER/braid_kernels-VERSION-py3-none-PLATFORM.whl
 
-The library is reached through ctypes, so one wheel serves every Python and every torch. Where auditwheel is found (and patchelf, which it
+The library is reached through ctypes, so one wheel serves every Python and every torch; the binding, libbraid_torch.so, is used by those
+from torch 2.10 on, and has no symbol of Python either. Where auditwheel is found (and patchelf, which it
 needs), it brings libgomp along and names the oldest systems that the wheel runs on; without it the wheel is for systems like this one."""
 
 import base64
@@ -37,10 +38,12 @@ def read(path):
         return f.read()
 
 
-def contents(library, version, platform):
+def contents(library, binding, version, platform):
     package = os.path.join(ROOT, "python", "braid_kernels")
     files = {f"braid_kernels/{n}": read(os.path.join(package, n)) for n in sorted(os.listdir(package)) if n.endswith((".py", ".md"))}
     files["braid_kernels/libbraidk.so"] = read(library)
+    if binding:
+        files["braid_kernels/libbraid_torch.so"] = read(binding)
     info = f"braid_kernels-{version}.dist-info"
     files[f"{info}/METADATA"] = METADATA.format(version=version, readme=read(os.path.join(package, "README.md")).decode()).encode()
     files[f"{info}/WHEEL"] = WHEEL.format(platform=platform).encode()
@@ -61,20 +64,20 @@ def pack(path, files, info):
 
 
 def main():
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
-    library, folder = sys.argv[1:]
+    library, folder, binding = (*sys.argv[1:], None)[:3]
     source = read(os.path.join(ROOT, "python", "braid_kernels", "__init__.py")).decode()
     version = re.search(r'__version__ = "(.*)"', source).group(1)
     platform = "linux_" + os.uname().machine
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"braid_kernels-{version}-py3-none-{platform}.whl")
-    pack(path, *contents(library, version, platform))
+    pack(path, *contents(library, binding, version, platform))
     tool = shutil.which("auditwheel")
     if tool is None:
         print(f"{path} (auditwheel is not here: the wheel names this system only)")
         return 0
-    said = subprocess.run([tool, "repair", "--wheel-dir", folder, path], capture_output=True, text=True)
+    said = subprocess.run([tool, "repair", "--exclude", "libtorch_cpu.so", "--wheel-dir", folder, path], capture_output=True, text=True)
     made = re.findall(r"Fixed-up wheel written to (\S+)", said.stdout + said.stderr)
     if said.returncode != 0 or not made:
         print(said.stdout + said.stderr, file=sys.stderr)

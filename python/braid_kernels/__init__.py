@@ -4,6 +4,7 @@ Importing this loads torch, not the library; that happens at the first call. lib
 """
 
 from ._lib import BraidError, BraidUnsupported, BraidValueError, library
+from ._replay import binding
 from .experts import expert_mlp, moe_mlp, offsets_of_ends, router_topk
 from .loss import cross_entropy
 from .mhc import (
@@ -24,6 +25,7 @@ __all__ = [
     "BraidError",
     "BraidUnsupported",
     "BraidValueError",
+    "binding",
     "cross_entropy",
     "expert_mlp",
     "gated_delta_rule",

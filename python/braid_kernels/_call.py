@@ -2,13 +2,13 @@
 once and kept; then only addresses are filled in."""
 
 import ctypes
-import struct
+import threading
 
 import torch
 
 from . import _lib
 
-_DTYPES = {
+DTYPES = {
     torch.float32: _lib.F32,
     torch.bfloat16: _lib.BF16,
     torch.float64: _lib.F64,
@@ -19,11 +19,26 @@ _DTYPES = {
 WORK_STEP = 96 // 8  # tensors are 96 bytes apart; addresses are the first 8
 
 try:
-    from torch._C import _cuda_getCurrentRawStream as _raw_stream
+    from torch._C import _cuda_getCurrentRawStream as raw_stream
 except ImportError:  # a torch without CUDA
 
-    def _raw_stream(index):
+    def raw_stream(index):
         return torch.cuda.current_stream(index).cuda_stream
+
+
+class _Recording(threading.local):
+    """made: a list that takes what calls of this thread do (_replay.py), or None."""
+
+    made = None
+
+
+recording = _Recording()
+
+
+def never_repeat():
+    """By a function of an op that does more than call the library: its calls are not repeated from a record."""
+    if recording.made is not None:
+        recording.made.append(None)
 
 
 def wide_of(dtype):
@@ -41,9 +56,9 @@ class _Plan:
                 metas.append(None)
                 continue
             shape, dtype = t
-            if dtype not in _DTYPES:
+            if dtype not in DTYPES:
                 raise _lib.BraidValueError(f"{op.name}: argument {name} has dtype {dtype}, which no kernel takes")
-            metas.append((shape, _DTYPES[dtype]))
+            metas.append((shape, DTYPES[dtype]))
         self.template = op.pack(metas, options)
         self.slots = tuple(1 + WORK_STEP * i for i, t in enumerate(tensors) if t is not None)
         self.work_slot = (op.bytes - 16) // 8
@@ -92,10 +107,12 @@ class Caller:
             work = torch.empty(work_bytes + 256, dtype=torch.uint8, device=like.device)
             words[plan.work_slot] = (work.data_ptr() + 255) & ~255
             words[plan.work_slot + 1] = work_bytes
-        stream = _raw_stream(index) if index >= 0 else None
+        stream = raw_stream(index) if index >= 0 else None
         status = op.run(handle, raw, stream, text, len(text))
         if status:
             library.check(status, text)
+        if recording.made is not None:
+            recording.made.append((plan, op, handle, index, given))
 
     def _same_device(self, op, tensors, index):
         for name, t in zip(op.names, tensors):
@@ -119,7 +136,7 @@ class Caller:
         op = library.ops[self.name]
         handle = library.open(device)
         buffer = ctypes.create_string_buffer(
-            op.pack([None if m is None else (m[0], _DTYPES[m[1]]) for m in metas], options), op.bytes
+            op.pack([None if m is None else (m[0], DTYPES[m[1]]) for m in metas], options), op.bytes
         )
         text = library.errors()
         status = op.supported(handle, buffer, text, len(text))

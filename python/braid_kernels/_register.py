@@ -3,10 +3,12 @@ autograd, whose backward pass is an op of its own. All of it through torch.libra
 checkpointing and FSDP see ordinary functional operators.
 
 A call through torch's dispatcher enters Python several times, which costs more than the launch of the kernels. Where nothing watches (plain
-tensors, no compilation, no dispatch or functorch mode), calls therefore go to the implementation directly, with an autograd function that
-does the same."""
+tensors, no compilation, no dispatch or functorch mode), calls therefore go to the implementation directly, or repeat a recorded one
+(_replay.py), with an autograd function that does the same."""
 
 import torch
+
+from ._replay import Replay
 
 NAMESPACE = "braid_kernels"
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -34,7 +36,10 @@ class Operator:
     """An operator of torch.ops.braid_kernels; calling it takes the shortest path."""
 
     def __init__(self, name, schema, run, fake):
-        self.name, self.run, self.function = name, run, None
+        kinds = [part.split()[0] for part in schema.split("->")[0].strip(" ()").split(", ")]
+        tensors = sum(kind.startswith("Tensor") for kind in kinds)
+        assert all(kind.startswith("Tensor") for kind in kinds[:tensors]), schema  # tensors come first
+        self.name, self.run, self.function = name, Replay(run, tensors), None
         _library.define(name + schema)
         for key in ("CPU", "CUDA"):
             _library.impl(name, run, key)

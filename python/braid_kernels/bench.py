@@ -3,7 +3,8 @@
     python -m braid_kernels.bench [--rows 16384] [--channels 2048] [--no-compile]
 
 Times by CUDA events over calls one behind the other, medians; where a call costs the processor more than the GPU, that is what shows.
-"host" is what a call costs the processor until it returns."""
+"host" is what a call costs the processor until it returns; --only host measures that alone, and without a GPU on the CPU, where it has the
+computation inside, for one row."""
 
 import argparse
 import time
@@ -11,7 +12,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from . import cross_entropy, expert_mlp, gated_delta_rule, library, mhc_boundary_coef, mhc_pre_coef, mhc_supported, ssd
+from . import binding, cross_entropy, expert_mlp, gated_delta_rule, library, mhc_boundary_coef, mhc_pre_coef, mhc_supported, ssd
 
 
 def timed(f, runs=9, calls=5):
@@ -33,7 +34,8 @@ def host(f, runs=20, calls=20):
     """Median over runs of the time for a call, of several enqueued one behind the other."""
     times = []
     for _ in range(runs):
-        torch.cuda.synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(calls):
             f()
@@ -69,7 +71,7 @@ def eager_boundary(x, f, post, comb, fn, base, scale, weight):
 
 
 def randn(*shape, dtype=torch.bfloat16, by=1.0):
-    return (by * torch.randn(*shape, device="cuda", dtype=torch.float32)).to(dtype).requires_grad_()
+    return (by * torch.randn(*shape, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)).to(dtype).requires_grad_()
 
 
 def mhc(rows, c, compile_too):
@@ -83,14 +85,25 @@ def mhc(rows, c, compile_too):
     both("  PyTorch, eager", eager_boundary, [x, f, post, comb, *params])
     if compile_too:
         both("  PyTorch, compiled", torch.compile(eager_boundary), [x, f, post, comb, *params])
-    small = [randn(256, 4, 256), randn(256, 256), coef[:256].detach().requires_grad_(), randn(24, 1024, dtype=torch.float32, by=0.01), *params[1:3], randn(256, dtype=torch.float32)]
+    overhead()
+
+
+def overhead():
+    gpu = torch.cuda.is_available()
+    rows, c, real = (256, 256, torch.bfloat16) if gpu else (1, 8, torch.float32)
+    wide = dict(dtype=torch.float32)
+    params = [randn(24, 4 * c, by=0.01, **wide), randn(24, **wide), randn(3, **wide), randn(c, **wide)]
+    small = [randn(rows, 4, c, dtype=real), randn(rows, c, dtype=real), randn(rows, 24, **wide), *params]
     y = mhc_boundary_coef(*small)
     ups = [torch.randn_like(o) for o in y]
-    grads = [t for t in small if t.requires_grad]
+    x = randn(3, **wide)
+    double, up = x * 2, torch.ones_like(x)
     with torch.no_grad():
         plain = host(lambda: mhc_boundary_coef(*small))
-    print(f"  host: forward {plain:.0f} us without autograd, {host(lambda: mhc_boundary_coef(*small)):.0f} us with it, "
-          f"backward {host(lambda: torch.autograd.grad(y, grads, ups, retain_graph=True)):.0f} us")  # fmt: skip
+    forward, backward = host(lambda: mhc_boundary_coef(*small)), host(lambda: torch.autograd.grad(y, small, ups, retain_graph=True))
+    least = host(lambda: torch.autograd.grad(double, x, up, retain_graph=True))
+    print(f"host, boundary of {rows} x 4 x {c}, {binding()}:\n  forward {plain:.1f} us without autograd, {forward:.1f} us with it; "
+          f"backward {backward:.1f} us, that of a product by 2 {least:.1f} us")  # fmt: skip
 
 
 def experts(compile_too):
@@ -133,12 +146,15 @@ def main():
     ap.add_argument("--no-compile", action="store_true")
     ap.add_argument("--only", default="mhc,experts,scans,head")
     a = ap.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("braid_kernels.bench needs a GPU that torch sees")
     torch.manual_seed(0)
+    if not torch.cuda.is_available():
+        if a.only != "host":
+            raise SystemExit("braid_kernels.bench needs a GPU that torch sees, but for --only host")
+        torch.set_num_threads(1)
+        return overhead()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, libbraidk {library().build}")
     print(f"{'':34s} {'forward':>9s} {'backward':>9s}   us")
-    parts = {"mhc": lambda: mhc(a.rows, a.channels, not a.no_compile), "experts": lambda: experts(not a.no_compile), "scans": scans,
+    parts = {"mhc": lambda: mhc(a.rows, a.channels, not a.no_compile), "experts": lambda: experts(not a.no_compile), "scans": scans, "host": overhead,
              "head": lambda: head(not a.no_compile)}  # fmt: skip
     for name in a.only.split(","):
         parts[name]()

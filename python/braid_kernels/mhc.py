@@ -15,7 +15,7 @@ nothing between two of them. split_coef takes it apart.
 import torch
 
 from . import _lib
-from ._call import CALLERS, dense, wide_of
+from ._call import CALLERS, dense, never_repeat, wide_of
 from ._register import define
 
 EPS = 1e-6  # the epsilon of gates and Sinkhorn, which the kernels have built in
@@ -54,8 +54,11 @@ def _pre(x, fn, base, scale, norm_weight, iters, profile, root_eps, norm_eps):
     x, fn, base, scale, norm_weight = dense(x), dense(fn), dense(base), dense(scale), dense(norm_weight)
     h = x.new_empty(lead + [c])
     coef = x.new_empty(lead + [logits], dtype=wide)
-    # without a norm its last column is not written
-    stat = (x.new_zeros if norm_weight is None else x.new_empty)([rows, logits + 2], dtype=wide)
+    if norm_weight is None:  # the last column is not written
+        stat = x.new_zeros([rows, logits + 2], dtype=wide)
+        never_repeat()
+    else:
+        stat = x.new_empty([rows, logits + 2], dtype=wide)
     CALLERS["mhc_pre"](
         x,
         (x, fn, base, scale, norm_weight, h, coef, stat),
@@ -315,10 +318,8 @@ def _rule(iters, eps, norm_eps, norm_eps_inside, profile, root_eps):
 
 def _active(x):
     """Under autocast streams have its type, as they would behind a linear layer. Custom operators are not cast by torch."""
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind) and x.dtype == torch.float32:
-        if kind == "cuda":
-            return x.to(torch.get_autocast_dtype(kind))
+    if x.dtype == torch.float32 and x.is_cuda and torch.is_autocast_enabled("cuda"):
+        return x.to(torch.get_autocast_dtype("cuda"))
     return x
 
 

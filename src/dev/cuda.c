@@ -14,6 +14,7 @@ enum { STAGING_BYTES = 16 << 20 };
 
 struct cuda_impl {
     struct cuda_dev pub; /* first: cuda_of() casts */
+    struct cuda_memo memo;
     char *staging;
     int64_t staging_used;
     cudaEvent_t *event;
@@ -33,6 +34,21 @@ int cuda_status(struct err *e, int code, const char *what)
 }
 
 #define CUDA(e, call) TRY(cuda_status(e, (int)(call), #call))
+
+int cuda_tensor_maps(const struct lane *l, void **encoder)
+{
+    struct cuda_memo *memo = cuda_of(l)->memo;
+    enum cudaDriverEntryPointQueryResult found;
+    *encoder = memo != NULL ? memo->tensor_maps : NULL;
+    if (*encoder != NULL)
+        return ST_OK;
+    CUDA(l->err, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", encoder, 12000, cudaEnableDefault, &found));
+    if (found != cudaDriverEntryPointSuccess || *encoder == NULL)
+        return err_set(l->err, ST_UNSUPPORTED, "the driver lacks cuTensorMapEncodeTiled");
+    if (memo != NULL)
+        memo->tensor_maps = *encoder;
+    return ST_OK;
+}
 
 int cuda_launched(const struct lane *l, const char *kernel)
 {
@@ -344,6 +360,7 @@ int dev_open_cuda(struct dev *d, const struct dev_gpu *gpu, int threads, struct 
     d->impl = c;
     d->vt = &cuda_vt;
     c->pub.want = *gpu;
+    c->pub.memo = &c->memo;
     int st = cuda_describe(&c->pub, e);
     if (st == ST_OK)
         st = cuda_status(e, (int)cudaSetDevice(gpu->index), "cudaSetDevice");

@@ -8,6 +8,15 @@
 struct blas; /* cuBLASLt: handle, algorithms by shape, a workspace per lane (cublas.c) */
 struct dnn;  /* cuDNN: handle, plans by shape (cudnn.c); NULL where the library is missing */
 
+/* What is asked once of an open GPU and kept, since each answer costs microseconds of every call. Whoever opens the GPU
+ * owns it; it is written while work is enqueued, which one thread does at a time. */
+enum { CUDA_MOST_CLUSTER = 16 /* blocks */ };
+struct cuda_memo {
+    void *tensor_maps;                         /* cuTensorMapEncodeTiled of the driver; NULL: not asked yet */
+    int clusters[2][2][CUDA_MOST_CLUSTER + 1]; /* of mhc_cluster.cu, by kernel and blocks: how many run at once, and 1
+                                                * more; 0: not asked yet */
+};
+
 enum { CUDA_LANES = 4 };
 struct cuda_dev {
     struct dev_gpu want;
@@ -20,6 +29,7 @@ struct cuda_dev {
     void *workspace[CUDA_LANES]; /* of cuBLASLt, by lane index, as large as blas_open was told */
     struct blas *blas;
     struct dnn *dnn;
+    struct cuda_memo *memo; /* NULL: everything is asked every time */
 };
 
 static inline struct cuda_dev *cuda_of(const struct lane *l) { return (struct cuda_dev *)l->dev->impl; }
@@ -33,6 +43,8 @@ int cuda_enter(int index, int *before, struct err *e);
 void cuda_leave(int index, int before);
 /* Turns a cudaError_t into ST_OK or an error that names the call. */
 int cuda_status(struct err *e, int code, const char *what);
+/* The driver's encoder of tensor maps, as a plain pointer. */
+int cuda_tensor_maps(const struct lane *l, void **encoder);
 /* Checks the launch just made on this lane. */
 int cuda_launched(const struct lane *l, const char *kernel);
 

@@ -155,6 +155,7 @@ static int open_gpu(struct braidk *k, struct err *e)
     k->gpu.want.index = k->device;
     TRY(cuda_describe(&k->gpu, e));
     k->gpu.sm_budget = k->gpu.sm_count;
+    k->gpu.memo = &k->memo;
     snprintf(k->name, sizeof k->name, "%.60s, %s kernels", k->gpu.gpu_name, k->gpu.hopper ? "Hopper" : "portable");
     TRY(enter_gpu(k, &before, e));
     int st = blas_open(&k->gpu, PRODUCT_WORKSPACE, e);

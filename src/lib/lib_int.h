@@ -17,7 +17,8 @@
 struct braidk {
     int device; /* BRAIDK_HOST, or of CUDA */
     char name[96];
-    pthread_mutex_t lock; /* of what cuBLASLt remembers; taken while work is enqueued */
+    pthread_mutex_t lock; /* of memo and what cuBLASLt remembers; taken while work is enqueued */
+    struct cuda_memo memo;
     struct cuda_dev gpu;
 };
 

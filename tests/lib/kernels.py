@@ -16,6 +16,8 @@ import torch.nn.functional as F
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
 import braid_kernels as bk  # noqa: E402
 from braid_kernels import _lib, experts, loss, mhc, scans  # noqa: E402
+from braid_kernels._register import Operator  # noqa: E402
+from braid_kernels._replay import Replay  # noqa: E402
 
 DEVICE = "cuda" if "cuda" in sys.argv[1:] else "cpu"
 FULL = "--full" in sys.argv[1:]
@@ -474,6 +476,84 @@ def the_dispatcher_gives_the_same_as_the_short_path():
     assert type(mhc.boundary_op(*args)[0].grad_fn).__name__.startswith("mhc_boundary"), "the short path was not taken"
 
 
+def fresh(args):
+    """Arguments like these with other numbers."""
+    return tuple([torch.randn_like(a) if torch.is_tensor(a) and a.is_floating_point() else a for a in args])
+
+
+def flat_of(out):
+    return out if isinstance(out, tuple) else (out,)
+
+
+def operators():
+    """Each Operator with arguments, gradients of one among them."""
+    every = {o.op: o for m in (mhc, experts, scans, loss) for o in vars(m).values() if isinstance(o, Operator)}
+    for op, args in samples():
+        yield every[op], tuple([a.detach() if torch.is_tensor(a) else a for a in args])
+    x, f, post, comb, fn, base, scale, weight = (t.detach() for t in boundary_inputs((2, 3), 16, torch.float32, torch.float32))
+    coef = bk.join_coef(post, comb)
+    _, h, then, stat = mhc.boundary_op.op(x, f, coef, None, fn, base, scale, weight, 20, 0, 1e-6, 1e-6)
+    for dy, dcoef in ((x, then), (None, then), (x, None), (None, None)):
+        back = (dy, h, dcoef, x.clone(), f, coef, None, fn, base, scale, weight, x + 1, then.clone(), stat, 20, 0, 1e-6, 1e-6)
+        yield mhc.boundary_bwd_op, back
+
+
+@test
+def a_repeated_call_gives_what_the_first_one_gives():
+    with torch.no_grad():
+        for op, args in operators():
+            for _ in range(3):
+                args = fresh(args)
+                have, want = flat_of(op(*args)), flat_of(op.op(*args))
+                assert len(have) == len(want), op.name
+                assert all(torch.equal(a, b) and a.shape == b.shape and a.dtype == b.dtype for a, b in zip(have, want)), op.name
+                assert not {t.data_ptr() for t in have if t.numel()} & {a.data_ptr() for a in args if torch.is_tensor(a)}, op.name
+
+
+@test
+def calls_are_repeated_where_they_can_be():
+    """Counts how often the function of an op runs."""
+    t, seen = torch.float32, []
+    x, f, post, comb, fn, base, scale, weight = (a.detach() for a in boundary_inputs((7,), 16, t, t))
+    coef = bk.join_coef(post, comb)
+    replay = Replay(lambda *args: seen.append(1) or mhc._boundary(*args), 8)
+
+    def runs(*args):
+        seen.clear()
+        have, want = replay(*args), mhc.boundary_op.op(*args)
+        assert all(torch.equal(a, b) for a, b in zip(have, want))
+        return len(seen)
+
+    rule = (20, 0, 1e-6, 1e-6)
+    args = (x, f, coef, None, fn, base, scale, weight)
+    assert [runs(*args, *rule) for _ in range(3)] == [1, 0, 0]
+    assert runs(*fresh(args), *rule) == 0, "tensors like those before"
+    assert [runs(*args, 5, 0, 1e-6, 1e-6) for _ in range(2)] == [1, 0], "other options"
+    bias = torch.randn(16, dtype=t, device=DEVICE)
+    assert [runs(*args[:3], bias, *args[4:], *rule) for _ in range(2)] == [1, 0], "an input that was absent"
+    fewer = (x[:5].contiguous(), f[:5].contiguous(), coef[:5].contiguous(), *args[3:])
+    assert [runs(*fewer, *rule) for _ in range(2)] == [1, 0], "other shapes"
+    assert runs(*args, *rule) == 0, "the first shapes again"
+    turned = (x.transpose(1, 2).contiguous().transpose(1, 2), *args[1:])
+    assert [runs(*turned, *rule) for _ in range(2)] == [1, 1], "an input that is copied first"
+    odd = torch.empty(x.numel() + 1, dtype=t, device=DEVICE)[1:].view_as(x).copy_(x)
+    assert [runs(odd, *args[1:], *rule) for _ in range(2)] == [1, 1], "an address that other kernels take"
+    assert runs(*args, *rule) == 0
+
+
+@test
+def an_input_given_twice_is_not_mixed_up():
+    """Slots of two arguments that are one tensor cannot be told apart, so that such a call is no pattern for others."""
+    t = torch.float32
+    x, f, post, comb, fn, base, scale, weight = (a.detach() for a in boundary_inputs((6,), 16, t, t))
+    coef, rule = bk.join_coef(post, comb), (20, 0, 1e-6, 1e-6)
+    y, h, then, stat = mhc.boundary_op.op(x, f, coef, None, fn, base, scale, weight, *rule)
+    replay = Replay(mhc._boundary_bwd, 14)
+    for dy, dcoef in ((y, then), (torch.randn_like(y), torch.randn_like(then))):
+        args = (dy, h, dcoef, x, f, coef, None, fn, base, scale, weight, y, then, stat, *rule)
+        assert all(torch.equal(a, b) for a, b in zip(replay(*args), mhc.boundary_bwd_op.op(*args)))
+
+
 @test
 def a_second_derivative_is_refused():
     t = torch.float32
@@ -666,7 +746,7 @@ def kernels_can_be_asked_for():
     x = torch.empty(64, N, 256, dtype=TYPES[0][0], device=DEVICE)
     text = bk.mhc_supported(x), bk.mhc_supported(x, "mhc_boundary_bwd")
     assert all("kernels" in t or "fused" in t for t in text), text
-    print("#", bk.library().build, "|", *text)
+    print("#", bk.library().build, "|", *text, "|", bk.binding())
 
 
 def main():

@@ -22,7 +22,7 @@ ok "ctypes and braidk.h agree" layouts_agree
 
 # A wheel, made without auditwheel and unpacked: it has its own library, and its list of files with their checksums is right.
 wheel_is_whole() {
-    PATH=/usr/bin:/bin "$python" tools/wheel.py "$lib" "$dir/wheel" && "$python" -m zipfile -e "$dir"/wheel/*.whl "$dir/site" &&
+    PATH=/usr/bin:/bin "$python" tools/wheel.py "$lib" "$dir/wheel" "$@" && "$python" -m zipfile -e "$dir"/wheel/*.whl "$dir/site" &&
         env -u BRAIDK_LIB "$python" - "$dir/site" <<'P'
 import base64, hashlib, importlib.util, os, sys
 site = sys.argv[1]
@@ -44,6 +44,34 @@ if ! "$python" -c 'import torch' 2>/dev/null; then
     echo "ok skipped: $python has no torch; BRAID_PYTHON may name one that has"
     finish
 fi
-ok "the tests of the package pass" env BRAIDK_LIB="$lib" OMP_NUM_THREADS=2 PYTHONDONTWRITEBYTECODE=1 "$python" tests/lib/kernels.py cpu
-ok "the modules equal those they replace" env BRAIDK_LIB="$lib" OMP_NUM_THREADS=2 PYTHONDONTWRITEBYTECODE=1 "$python" tests/lib/modules.py
+kernels() { # BRAID_KERNELS_BINDING, tests...
+    BRAID_KERNELS_BINDING=$1 BRAIDK_LIB=$lib OMP_NUM_THREADS=2 PYTHONDONTWRITEBYTECODE=1 "$python" tests/lib/kernels.py cpu "${@:2}"
+}
+ok "the tests of the package pass" kernels 0
+ok "the modules equal those they replace" env BRAID_KERNELS_BINDING=0 BRAIDK_LIB="$lib" OMP_NUM_THREADS=2 PYTHONDONTWRITEBYTECODE=1 "$python" tests/lib/modules.py
+
+# Native calls: the binding is used where it is named or beside the package, and a path that is wrong is an error.
+binding=$dir/native/libbraid_torch.so
+headers=$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))')/include/torch/csrc/stable/library.h
+if [ ! -f "$headers" ] || ! command -v "${CXX:-c++}" >/dev/null; then
+    echo "ok skipped: no C++ compiler, or a torch before 2.10: no native calls"
+    finish
+fi
+ok "the binding builds" make -s CUDA=no B="$dir/native" BRAID_PYTHON="$python" "$binding"
+ok "the tests of the package pass with native calls" kernels "$binding"
+ask() { # BRAID_KERNELS_BINDING, folder of the package: how ops are called
+    env BRAID_KERNELS_BINDING="$1" PYTHONPATH="$2" PYTHONDONTWRITEBYTECODE=1 "$python" -c 'import braid_kernels as bk; print(bk.binding())'
+}
+missing_is_named() {
+    ! ask "$dir/none.so" python 2>"$dir/err" && grep -q "BRAID_KERNELS_BINDING names $dir/none.so, which does not exist" "$dir/err"
+}
+broken_is_named() {
+    echo "no library" >"$dir/broken.so"
+    ! ask "$dir/broken.so" python 2>"$dir/err" && grep -q "broken.so, which BRAID_KERNELS_BINDING names, cannot be loaded" "$dir/err"
+}
+ok "a binding that is missing is named" missing_is_named
+ok "a binding that cannot be loaded is named" broken_is_named
+rm -rf "$dir/wheel" "$dir/site"
+ok "a wheel brings the binding along" wheel_is_whole "$binding"
+ok "the wheel calls natively" prints "native calls through $dir/site" ask "" "$dir/site"
 finish

@@ -10,13 +10,7 @@ static int encode(struct lane *l, CUtensorMap *map, const void *data, cuuint32_t
                   const cuuint64_t *strides, const cuuint32_t *box, CUtensorMapL2promotion promotion)
 {
     void *entry = NULL;
-    cudaDriverEntryPointQueryResult found;
-    TRY(cuda_status(
-        l->err,
-        (int)cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found),
-        "finding cuTensorMapEncodeTiled"));
-    if (found != cudaDriverEntryPointSuccess || entry == NULL)
-        return err_set(l->err, ST_UNSUPPORTED, "the driver lacks cuTensorMapEncodeTiled");
+    TRY(cuda_tensor_maps(l, &entry));
     const cuuint32_t steps[4] = {1, 1, 1, 1};
     CUresult code = ((encode_fn)entry)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, (void *)data, dims, strides, box,
                                        steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,

@@ -100,13 +100,7 @@ static int map_encode(struct lane *l, CUtensorMap *map, const void *data, enum d
 {
     static const cuuint32_t steps[4] = {1, 1, 1, 1};
     void *entry = NULL;
-    cudaDriverEntryPointQueryResult found;
-    TRY(cuda_status(
-        l->err,
-        (int)cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found),
-        "finding cuTensorMapEncodeTiled"));
-    if (found != cudaDriverEntryPointSuccess || entry == NULL)
-        return err_set(l->err, ST_UNSUPPORTED, "the driver lacks cuTensorMapEncodeTiled");
+    TRY(cuda_tensor_maps(l, &entry));
     CUtensorMapDataType kind = type == DT_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                : type == DT_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                                 : CU_TENSOR_MAP_DATA_TYPE_UINT8;

@@ -477,14 +477,20 @@ int64_t mhc_boundary_cluster_bytes(int64_t rows, int64_t d)
     return round_up(rows, TOKENS) * (d / CL_COLS / ranks_of(d, false)) * FOURS * 16;
 }
 
-/* Prepares the kernel with dropout, or the one without, for its launch. */
+/* Prepares the kernel with dropout, or the one without, for its launch; once for a GPU. */
 template <bool OPEN> static int clusters_of(struct lane *l, int64_t d, bool drops, int *count)
 {
     int ranks = ranks_of(d, OPEN), blocks = launched_together(ranks);
-    if (drops)
+    struct cuda_memo *memo = cuda_of(l)->memo;
+    int *known = memo != NULL && blocks >= 1 && blocks <= CLUSTER_MOST ? &memo->clusters[OPEN][drops][blocks] : NULL;
+    if (known != NULL && *known > 0)
+        *count = *known - 1;
+    else if (drops)
         TRY(cluster_count(l, boundary_cluster<true, OPEN>, blocks, THREADS, sizeof(struct cluster_shared), count));
     else
         TRY(cluster_count(l, boundary_cluster<false, OPEN>, blocks, THREADS, sizeof(struct cluster_shared), count));
+    if (known != NULL)
+        *known = *count + 1;
     *count *= blocks / ranks;
     return ST_OK;
 }

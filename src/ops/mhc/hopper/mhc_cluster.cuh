@@ -14,7 +14,7 @@
 
 #include "ops/mhc/hopper/mhc_pass.cuh"
 
-enum { CLUSTER_MOST = 16 /* blocks; more than 8 is not portable, but the H100 and H200 have it */ };
+enum { CLUSTER_MOST = CUDA_MOST_CLUSTER /* more than 8 is not portable, but the H100 and H200 have it */ };
 
 /* How many clusters of `blocks` blocks run at once; 0 where the device has none. The kernel may use that many blocks
  * and that much shared memory afterwards. */
