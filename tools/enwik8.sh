@@ -38,7 +38,7 @@ train() { # run folder, seed, variant, steps, options...
     shift 4
     # shellcheck disable=SC2086 # one option a word
     "$braid" train "$root/configs/enwik8.ini" --data.train="$out/train.txt" --data.valid="$out/valid.txt" --run.dir="$dir" --run.seed="$seed" \
-        --data.seed="$seed" --train.steps="$steps" --train.eval_every="$steps" --run.save_every=0 --run.tensorboard=off --run.quiet=on \
+        --data.seed="$seed" --train.steps="$steps" --train.eval_every="$steps" --train.eval_batches="${EVAL_BATCHES:-76}" --run.save_every=0 --run.tensorboard=off --run.quiet=on \
         $options ${OPTIONS:-} "$@"
 }
 

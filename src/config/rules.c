@@ -393,6 +393,15 @@ static bool layers_need_the_sequence(const struct config *c)
         any |= !cores[i]->divides_sequence && core_in(cores[i], c->model.pattern);
     return c->parallel.cp > 1 && any;
 }
+static bool layers_need_all_weights(const struct config *c)
+{
+    int n;
+    const struct core_kind *const *cores = core_kinds(&n);
+    bool any = false;
+    for (int i = 0; i < n; i++)
+        any |= !cores[i]->divides_weights && !cores[i]->by_row && core_in(cores[i], c->model.pattern);
+    return c->parallel.tp > 1 && any;
+}
 static bool routes_of_parts(const struct config *c) { return c->parallel.cp > 1 && c->train.replay_routes[0] != '\0'; }
 static bool capacity_of_parts(const struct config *c) { return c->parallel.cp > 1 && c->model.router_capacity > 0; }
 static bool adapters_divided(const struct config *c) { return c->parallel.tp > 1 && c->lora.rank > 0; }
@@ -416,6 +425,10 @@ static const struct rule general_rules[] = {
     {"cp-needs-layers-that-divide", layers_need_the_sequence,
      "parallel.cp divides sequences, and model.pattern has a layer that needs whole ones; use parallel.cp = 1",
      {"parallel.cp", "model.pattern"}},
+    {"tp-needs-layers-that-divide", layers_need_all_weights,
+     "parallel.tp divides layers, and model.pattern has one that does not divide (sparse attention, D, learns from all "
+     "heads); use parallel.tp = 1",
+     {"parallel.tp", "model.pattern"}},
     {"cp-without-capacity", capacity_of_parts,
      "model.router_capacity drops tokens by comparing all of a microbatch, which parallel.cp divides; use "
      "router_capacity = 0 or parallel.cp = 1",

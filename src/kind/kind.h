@@ -118,6 +118,7 @@ struct core_kind {
     bool divides_sequence; /* works on a part of every sequence, as a rank of parallel.cp has it */
     bool fills;            /* the layers that model.attn_ratio and model.mlp_ratio leave */
     bool by_row;           /* treats every row by itself, so tensor-parallel ranks keep their share of the rows in it */
+    bool divides_weights;  /* or: has slices of its weights under parallel.tp, all rows, and gives a part of a sum */
     struct kind_options options;
     struct kind_keys keys;
     struct recompute_group recompute[KIND_MAX_GROUPS];

@@ -784,6 +784,7 @@ const struct core_kind core_attention = {
              .prefixes = {"self_attention.", "input_layernorm."}},
     .recompute = {{"core_attn", {"attn.o", "attn.lse"}}},
     .divides_sequence = true,
+    .divides_weights = true,
     .draws = attention_draws,
     .flops = attention_flops,
     .sizes = attention_sizes,

@@ -485,7 +485,6 @@ static bool warmup_with_adapters(const struct config *c)
 {
     return has_sparse(c) && c->model.dsa_dense_warmup && c->lora.rank > 0;
 }
-static bool heads_divided(const struct config *c) { return has_sparse(c) && c->parallel.tp > 1; }
 static bool shares(const struct config *c) { return c->model.dsa_indexer_topk_freq > 1; }
 
 /* clang-format off */
@@ -511,9 +510,6 @@ static const struct rule dsa_rules[] = {
      "an indexer head has the rotary channels among its own: model.dsa_indexer_head_dim must be at least "
      "model.mla_rope",
      {"model.dsa_indexer_head_dim", "model.mla_rope"}},
-    {"sparse-without-tp", heads_divided,
-     "the indexer of sparse attention (D) learns from all heads, which parallel.tp divides; use parallel.tp = 1",
-     {"parallel.tp", "model.pattern"}},
     {"warmup-without-adapters", warmup_with_adapters,
      "while indexers warm up all else is frozen, adapters would be trained by nothing",
      {"model.dsa_dense_warmup", "lora.rank"}},

@@ -251,6 +251,7 @@ const struct core_kind core_gdn = {
              KIND_ROWS(splits, gdn_splits),
              .part_rows = gdn_part_rows},
     .divides_sequence = true,
+    .divides_weights = true,
     .flops = gdn_flops,
     .sizes = gdn_sizes,
     .declare = gdn_declare,

@@ -282,6 +282,7 @@ const struct core_kind core_mamba2 = {
              KIND_ROWS(splits, mamba_splits),
              .part_rows = mamba_part_rows},
     .divides_sequence = true,
+    .divides_weights = true,
     .fills = true,
     .flops = mamba_flops,
     .sizes = mamba_sizes,

@@ -453,6 +453,7 @@ const struct core_kind core_mla = {
     .recompute = {{"core_attn", {"mla.o", "mla.lse"}}, {"mla_up_proj", {"mla.q", "mla.kv", "mla.k"}}},
     .draws = attention_draws,
     .divides_sequence = true,
+    .divides_weights = true,
     .flops = mla_flops,
     .sizes = mla_sizes,
     .kernels = mla_kernels,

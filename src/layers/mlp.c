@@ -161,6 +161,7 @@ const struct core_kind core_mlp = {
     .keys = {.family = "MLP", .place = KEY_PLACE_MLP, .transformer = true, .prefixes = {"mlp.linear_fc"}},
     .flops = mlp_flops,
     .divides_sequence = true,
+    .divides_weights = true,
     .sizes = mlp_sizes,
     .declare = mlp_declare,
 };

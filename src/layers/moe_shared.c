@@ -1,4 +1,5 @@
-/* The shared expert of a mixture: an MLP that every token goes to, with a gate of its own where asked for; see moe.c. */
+/* The shared expert of a mixture: an MLP that every token goes to, with a gate of its own where asked for; see moe.c.
+ * */
 #include "layers/moe_experts_int.h"
 #include "layers/shard.h"
 #include "ops/gate/gate.h"

@@ -20,14 +20,14 @@ ok "help knows other programs' names" prints '^  --train.lr=number' "$BRAID" hel
 ok "help finds a part of a name" prints 'model.attn_window=' "$BRAID" help window
 ok "help on nothing is an error" fails 2 "there is no help on 'qqqq'" "$BRAID" help qqqq
 ok "help on tensor parallelism" prints 'parallel.tp' "$BRAID" help tp
-ok "help on what is not built says so" fails 2 'an average of weights .EMA. is not built' "$BRAID" help ema
+ok "help on what is not built says so" fails 2 'an average of weights (EMA) is not built' "$BRAID" help ema
 ok "help on a section that is a command, too, says so" prints 'braid train --help' "$BRAID" help train
 ok "braid --version" prints '^braid [0-9]' "$BRAID" --version
 
 # ---- advice -------------------------------------------------------------------------------------------------------
 ok "tensor parallelism needs its ranks" fails 2 'start a multiple of 2 ranks' "$BRAID" train --tensor-model-parallel-size 2
 ok "pipeline stages need theirs" fails 2 '1 ranks do not divide into parallel.pp = 2' "$BRAID" train --parallel.pp=2
-ok "what is not built says so" fails 2 'an average of weights .EMA. is not built' "$BRAID" train --ema=1
+ok "what is not built says so" fails 2 'an average of weights (EMA) is not built' "$BRAID" train --ema=1
 ok "a synonym" fails 2 'it is called --train.lr here' "$BRAID" train --train.learning_rate=1
 ok "a synonym of two" fails 2 '--train.micro_batch here, or --train.global_batch' "$BRAID" train --batch_size=1
 ok "a short trial is told a warm-up that works" fails 2 'for example --train.warmup=1;' "$BRAID" plan --train.steps=10 --train.warmup=100

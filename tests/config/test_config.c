@@ -201,7 +201,7 @@ static const struct rule_case rule_cases[] = {
     {"fp32-residual-alone", {"model.fp32_residual", "on", "model.mhc_streams", "2"}},
     {"latent-needs-rope", {"model.rope", "none", "model.pattern", "+-"}},
     {"sparse-needs-rope", {"model.rope", "none", "model.pattern", "D-"}},
-    {"sparse-without-tp", {"parallel.tp", "2", "model.pattern", "D-"}},
+    {"tp-needs-layers-that-divide", {"parallel.tp", "2", "model.pattern", "D-"}},
     {"indexer-holds-rope", {"model.dsa_indexer_head_dim", "32", "model.pattern", "D-"}},
     {"warmup-without-adapters", {"model.dsa_dense_warmup", "on", "model.pattern", "D-", "lora.rank", "4"}},
     {"yarn-rotates-all", {"model.rope_scaling", "yarn", "model.rope_factor", "8", "model.rope_percent", "0.5"}},

@@ -250,9 +250,9 @@ static void names_of_other_programs_are_answered(void **state)
     static const struct {
         const char *word, *message;
     } asked[] = {
-        {"--tensor-parallel-size=2", "tensor parallelism is not built"},
-        {"--parallel.tp=2", "tensor parallelism is not built"},
-        {"--parallel.cp=2", "context parallelism is not built"},
+        {"--tensor-parallel-size=2", "it is called --parallel.tp here"},
+        {"--parallel.muon=2", "the optimizer Muon is not built"},
+        {"--ema=2", "an average of weights (EMA) is not built"},
         {"--fp4=e2m1", "fp4 is not built"},
         {"--train.learning_rate=1", "it is called --train.lr here"},
         {"--learning-rate=1", "it is called --train.lr here"},
@@ -276,7 +276,7 @@ static void names_of_other_programs_are_answered(void **state)
     }
     struct config c = fresh();
     struct err e = {0};
-    assert_fails(read_text(&c, "[parallel]\ntp = 2\n", &e), ST_USAGE, &e, "tensor parallelism is not built");
+    assert_fails(read_text(&c, "[train]\nema = 2\n", &e), ST_USAGE, &e, "an average of weights (EMA) is not built");
     assert_non_null(strstr(e.msg, "t.ini:2"));
     assert_fails(read_text(&c, "[train]\nlearning_rate = 2\n", &e), ST_USAGE, &e, "it is called train.lr here");
     config_release(&c);

@@ -38,6 +38,7 @@ static const struct feature features[] = {
     {CORE, "`M`", "Mamba-2", "M", false},
     {CORE, "`G`", "gated delta net", "G", false},
     {CORE, "`+`", "latent attention", "+", false},
+    {CORE, "`D`", "sparse attention", "D", false},
     {CORE, "`-`", "MLP", "-", false},
     {CORE, "`E`", "mixture of experts", "E", false},
     {GROUP, "flat", "no groups", "", true},
@@ -101,6 +102,7 @@ static const struct {
      "a rule of the pattern language, not of this joint: as in Megatron-LM, whether queries and keys come from latents "
      "is one "
      "setting of the whole model, which rotary tables and checkpoint keys follow"},
+    {"`*`", "`D`", "*D", "both Attention and", "as above: sparse attention is latent attention"},
 };
 
 /* A cell: one feature of each axis, and of cores two (slot AXES is the second). */
@@ -217,7 +219,8 @@ static void add_layer(struct buf *b, char symbol, char attention, bool grouped)
 static void pattern_of(const struct cell *c, struct buf *b)
 {
     char first = value(c, CORE)[0], second = value(c, AXES)[0];
-    char attention = first == '+' || second == '+' ? '+' : '*';
+    bool latent = strchr("+D", first) != NULL || strchr("+D", second) != NULL;
+    char attention = latent ? '+' : '*';
     bool grouped = is(c, GROUP, "[ ]");
     add_layer(b, first, attention, grouped);
     add_layer(b, second, attention, grouped);
@@ -250,7 +253,9 @@ static void cell_config(struct config *c, const struct playground *pg, const str
                 "model.mamba_head_dim=8 model.mamba_state=4 model.mamba_groups=1 model.mamba_chunk=4 "
                 "model.gdn_value_heads=2 "
                 "model.gdn_key_heads=1 model.gdn_key_dim=4 model.gdn_value_dim=4 model.gdn_chunk=4 model.mla_kv_rank=8 "
-                "model.mla_nope=4 model.mla_rope=2 model.mla_v=4 train.micro_batch=1 train.global_batch=1 train.seq=8 "
+                "model.mla_nope=4 model.mla_rope=2 model.mla_v=4 model.dsa_indexer_n_heads=2 "
+                "model.dsa_indexer_head_dim=4 model.dsa_indexer_topk=3 train.micro_batch=1 train.global_batch=1 "
+                "train.seq=8 "
                 "");
     options_of(cell, policy, &b);
     run_config(c, pg, b.text);
