@@ -20,7 +20,7 @@ import time
 PACKAGE = "minGRU-pytorch==0.2.1"  # its source package holds the whole text
 CHECKSUM = "d52ea2118b505f79007e084b2f49acef9fd0e45fb481f84b2cab0a7191a7ef60"  # sha256 of enwik8.gz
 TRAIN, VALID = 90_000_000, 5_000_000
-SEQ, BATCH, WARMUP, LR, MIN_LR = 1024, 64, 200, 1e-3, 1e-4  # configs/enwik8.ini
+SEQ, BATCH, WARMUP, LR, MIN_LR = 1024, 64, 200, 1e-3, 1e-4  # configs/h200/enwik8.ini
 
 
 def fetch_text(where):

