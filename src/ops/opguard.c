@@ -93,6 +93,8 @@ static const struct index_rule index_rules[] = {
     {"unpermute", "row", LOW_DROPPED, "x", 0, NULL, false},
     {"unpermute_bwd", "src", LOW_DROPPED, "dy", 0, "k", false},
     {"unpermute_bwd", "row", LOW_DROPPED, "src", 0, NULL, false},
+    {"quantise", "src", LOW_DROPPED, "x", 0, "k", false},
+    {"quantise", "row", LOW_DROPPED, "src", 0, NULL, false},
     {"router_bwd", "idx", LOW_BOTH_SIGNS, "logits", 1, NULL, false},
     {"epsend", "offset", LOW_ZERO, "src", 0, NULL, true},
     {"epsend", "row", LOW_DROPPED, "src", 0, NULL, false},
