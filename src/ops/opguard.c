@@ -88,9 +88,11 @@ struct index_rule {
 };
 static const struct index_rule index_rules[] = {
     {"permute", "src", LOW_DROPPED, "x", 0, "k", false},
+    {"permute", "src", LOW_DROPPED, "prob", 0, "k", false}, /* where there is no x */
     {"permute", "row", LOW_DROPPED, "src", 0, NULL, false},
     {"permute_bwd", "row", LOW_DROPPED, "dy", 0, NULL, false},
     {"unpermute", "row", LOW_DROPPED, "x", 0, NULL, false},
+    {"unpermute", "row", LOW_DROPPED, "xprob", 0, NULL, false},
     {"unpermute_bwd", "src", LOW_DROPPED, "dy", 0, "k", false},
     {"unpermute_bwd", "row", LOW_DROPPED, "src", 0, NULL, false},
     {"quantise", "src", LOW_DROPPED, "x", 0, "k", false},

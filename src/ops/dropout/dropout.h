@@ -30,7 +30,9 @@ struct draw_place {
 };
 HOST_DEVICE static inline struct draw_place dropout_place(const int64_t *info, int64_t row, int64_t seq)
 {
-    struct draw_place at = {info[0], info[1] + row / seq, info[2] + row % seq};
+    /* Sums of what a file may say: they wrap. */
+    struct draw_place at = {info[0], (int64_t)((uint64_t)info[1] + (uint64_t)(row / seq)),
+                            (int64_t)((uint64_t)info[2] + (uint64_t)(row % seq))};
     return at;
 }
 

@@ -48,7 +48,7 @@ static inline struct inputs inputs_sizes(struct inputs inputs)
     in->key_heads = in->k->dim[2];
     in->dk = in->k->dim[3];
     in->per_key = in->key_heads > 0 ? in->heads / in->key_heads : 0;
-    in->n_chunks = ceil_div(in->rows, in->chunk);
+    in->n_chunks = ceil_div(in->rows, max_i64(in->chunk, 1)); /* asked before sizes are checked, too */
     /* One block more than needed: rows whose distance is a power of two would share cache sets. */
     in->k_pad = round_up(in->dk, BLOCK);
     in->v_pad = round_up(in->dv, BLOCK);

@@ -45,7 +45,7 @@ static inline struct inputs inputs_sizes(struct inputs inputs)
     in->n = in->Bm->dim[3];
     in->per_group = in->groups > 0 ? in->heads / in->groups : 0;
     in->blocks = ceil_div(in->per_group, SSD_HEADS);
-    in->n_chunks = ceil_div(in->rows, in->chunk);
+    in->n_chunks = ceil_div(in->rows, max_i64(in->chunk, 1)); /* asked before sizes are checked, too */
     /* One vector more than needed: rows whose distance is a power of two would share cache sets. */
     in->p_pad = round_up(in->p, BLOCK);
     in->p_row = in->p_pad + BLOCK;
