@@ -71,13 +71,15 @@ launch --parallel.secret="$dir/short" --parallel.timeout=5
 ok "a short one is refused" grep -q 'at least 16' "$dir/err"
 
 # ---- signals -------------------------------------------------------------------------------------------------------------------
+catches() { ((0x$(sed -n 's/^SigCgt:\t*//p' "/proc/$1/status" 2>/dev/null || echo 0) & 0x4002)); } # process: it handles SIGINT or SIGTERM
 alone() { # signal, text: rank 1 waits for a rank 0 that never comes, and gets the signal
     set -m
     RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$(random_port) "${train_tiny[@]}" 2>"$dir/err" >"$dir/out" &
     pid=$!
     set +m
     waiting+=($pid)
-    sleep 1
+    wait_for 30 catches $pid
+    sleep 0.5
     kill "-$1" $pid
     wait_for 20 ended $pid || return 1
     wait $pid
