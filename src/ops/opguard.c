@@ -7,6 +7,8 @@
 static const int64_t max_elems = (int64_t)1 << 31;
 static const int64_t max_inferred = (int64_t)1 << 40;
 static const double max_attr = 1 << 20;
+/* A file of a few bytes can name any size beside a size of 0, and ops walk over rows that hold nothing. */
+static const int64_t max_beside_zero = 1 << 20;
 
 /* Attributes are sizes, choices and switches, whole and not negative; but for these. */
 static bool may_be_negative(const char *name)
@@ -25,7 +27,7 @@ static double attr_limit(const char *name)
 }
 
 /* Elements of a shape in which a size of 0 counts as 1: strides are products too. -1: too many, or
- * a negative size. */
+ * a negative size, or too many beside one of 0. */
 static int64_t extent(const struct tensor *t, int64_t most)
 {
     int64_t n = 1;
@@ -35,7 +37,7 @@ static int64_t extent(const struct tensor *t, int64_t most)
             return -1;
         n *= d;
     }
-    return n;
+    return n > max_beside_zero && tensor_elems(t) == 0 ? -1 : n;
 }
 
 int op_guard_inputs(const struct op_call *c, struct err *e)

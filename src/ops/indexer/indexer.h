@@ -78,16 +78,21 @@ HOST_DEVICE static inline int64_t index_end(int64_t s, int64_t ratio, int64_t n_
     int64_t end = s < 0 ? 0 : (s + 1) / ratio;
     return end < n_keys ? end : n_keys;
 }
-/* Queries of a sequence of n that index_recall looks at. */
-HOST_DEVICE static inline int64_t index_sampled(int64_t n, int64_t every) { return n >= every ? n / every : n > 0; }
+/* Queries of a sequence of n that index_recall looks at. Sizes of work are asked for before `every` is checked. */
+HOST_DEVICE static inline int64_t index_sampled(int64_t n, int64_t every)
+{
+    return n >= every && every > 0 ? n / every : n > 0;
+}
 HOST_DEVICE static inline int64_t index_sample_row(int64_t n, int64_t every, int64_t i)
 {
     return n >= every ? (i + 1) * every - 1 : n - 1;
 }
-/* index_topk's first query, from host memory. */
+/* index_topk's first query, from host memory. Beyond the bounds its queries see all keys, or none. */
 static inline int64_t index_start(const struct tensor *start)
 {
-    return start->data != NULL ? ((const int64_t *)start->data)[0] : 0;
+    const int64_t most = (int64_t)1 << 52; /* queries, keys and ratio are below 2^31, 2^31 and 2^20 */
+    int64_t at = start->data != NULL ? ((const int64_t *)start->data)[0] : 0;
+    return at < -most ? -most : at > most ? most : at;
 }
 
 #endif

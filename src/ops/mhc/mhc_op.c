@@ -194,18 +194,19 @@ bool mhc_sample_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
             tensor_set(host, i, (double)sample_info[i]);
         return true;
     }
-    if (strcmp(name, "y") == 0 && is_input(&c->desc->args[arg]) && op_attr(c, "enters") != 0) {
+    bool given = strcmp(name, "y") == 0 && is_input(&c->desc->args[arg]) && T(x).data != NULL;
+    if (given && op_attr(c, "enters") != 0) {
         int64_t k = host->dim[1], d = T(x).dim[1];
         for (int64_t i = 0, all = tensor_elems(host); i < all; i++)
             tensor_set(host, i, tensor_get(&T(x), i / k * d + i % k % d));
         return true;
     }
-    if (strcmp(name, "y") == 0 && is_input(&c->desc->args[arg]) && T(f).data != NULL) {
+    if (given && T(f).data != NULL && T(coef_in).data != NULL) {
         fill_stream(c, host);
         return true;
     }
     /* the last boundary's gates follow from stat */
-    if (strcmp(name, "coef") == 0 && is_input(&c->desc->args[arg]) && T(base).data != NULL) {
+    if (strcmp(name, "coef") == 0 && is_input(&c->desc->args[arg]) && T(base).data && T(stat).data && T(scale).data) {
         for (int64_t i = 0, n = T(base).dim[0]; i < tensor_elems(host); i++)
             tensor_set(host, i,
                        (double)(float)final_gate(&T(stat), &T(base), &T(scale), op_attr(c, "eps"), i / n, i % n));
