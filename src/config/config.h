@@ -410,7 +410,7 @@ int config_expand_pattern(const char *text, char out[CONFIG_PATTERN_MAX + 1], st
 
 /* Derive the automatic values and check all rules. May be called again after a change. */
 int config_finish(struct config *c, struct err *e);
-/* An amount of memory: "80" or "80GB" (of 1e9 bytes), "74GiB". */
+/* An amount of memory: "80" or "80GB" (of 1e9 bytes), "74GiB", "900MiB"; also MB, TB, TiB. */
 bool config_memory(const char *text, double *bytes);
 
 /* Options that the user set and that nothing reads: a line for each, with the reason; returns how many. After

@@ -360,17 +360,23 @@ static bool block_malformed(const struct config *c)
 
 bool config_memory(const char *text, double *bytes)
 {
+    static const struct unit {
+        const char *name;
+        double bytes;
+    } units[] = {{"", 1e9}, {"GB", 1e9}, {"GiB", 0x1p30}, {"MB", 1e6}, {"MiB", 0x1p20}, {"TB", 1e12}, {"TiB", 0x1p40}};
     char number[32];
     size_t n = strspn(text, "0123456789.");
-    bool binary = strcmp(text + n, "GiB") == 0;
-    if (n == 0 || n >= sizeof number || (text[n] != '\0' && strcmp(text + n, "GB") != 0 && !binary))
+    int u = 0;
+    while (u < countof(units) && strcmp(text + n, units[u].name) != 0)
+        u++;
+    if (n == 0 || n >= sizeof number || u == countof(units))
         return false;
     memcpy(number, text, n);
     number[n] = '\0';
-    if (!parse_f64(number, bytes) || !(*bytes > 0) || *bytes > 1e6)
+    if (!parse_f64(number, bytes) || !(*bytes > 0))
         return false;
-    *bytes *= binary ? 0x1p30 : 1e9;
-    return true;
+    *bytes *= units[u].bytes;
+    return *bytes <= 1e15;
 }
 
 static bool fit_malformed(const struct config *c)
@@ -491,7 +497,7 @@ static const struct rule general_rules[] = {
      "plan.recompute_block must be off, auto or a number of layers from 1 to 4096",
      {"plan.recompute_block"}},
     {"fit-format", fit_malformed,
-     "plan.fit must be off, auto or an amount of memory such as 80GB or 74GiB",
+     "plan.fit must be off, auto or an amount of memory such as 80GB, 74GiB or 900MiB",
      {"plan.fit"}},
     {"global-batch-multiple", batch_not_multiple,
      "train.global_batch must be a multiple of train.micro_batch",

@@ -282,7 +282,7 @@ static void print_result(const struct trainer *t)
     const struct config *c = t->cfg;
     struct log_result r = log_result(t->log);
     char tokens[32], took[32];
-    printf("%lld steps, %s tokens in %s: loss %.4f (began at %.4f)", (long long)r.steps,
+    printf("%lld step%s, %s tokens in %s: loss %.4f (began at %.4f)", (long long)r.steps, r.steps == 1 ? "" : "s",
            human_count((double)r.tokens, tokens, sizeof tokens), human_time(r.seconds, took, sizeof took), r.loss,
            r.first_loss);
     if (!isnan(r.val_loss))

@@ -172,7 +172,7 @@ static const struct rule_case rule_cases[] = {
     {"mhc-two-streams", {"model.mhc_streams", "1"}},
     {"mhc-options-need-streams", {"model.mhc_iterations", "5"}},
     {"recompute-block-format", {"plan.recompute_block", "two", "model.mhc_streams", "4"}},
-    {"fit-format", {"plan.fit", "80TB"}},
+    {"fit-format", {"plan.fit", "80KB"}},
     {"recompute-block-needs-streams", {"plan.recompute_block", "2"}},
     {"recompute-mhc-needs-streams", {"plan.recompute", "norm,mhc"}},
     {"recompute-mhc-needs-streams", {"mhc.kernels", "primitive"}},

@@ -132,7 +132,9 @@ static void amounts_of_memory_have_units(void **state)
     assert_true(config_memory("80", &v) && v == 80e9);
     assert_true(config_memory("80GB", &v) && v == 80e9);
     assert_true(config_memory("1.5GiB", &v) && v == 1.5 * 0x1p30);
-    static const char *const bad[] = {"", "GB", "80 GB", "80TB", "-1", "0", "1e3", "80GBs", "1..2", "99999999"};
+    assert_true(config_memory("900MiB", &v) && v == 900 * 0x1p20);
+    assert_true(config_memory("0.5TB", &v) && v == 0.5e12);
+    static const char *const bad[] = {"", "GB", "80 GB", "80KB", "-1", "0", "1e3", "80GBs", "1..2", "99999999"};
     for (int i = 0; i < countof(bad); i++)
         assert_false(config_memory(bad[i], &v));
 }
