@@ -20,7 +20,8 @@ int dev_open_gpu(struct dev *d, const struct dev_gpu *gpu, int threads, struct e
 #else
     *d = (struct dev){.kind = DEV_CUDA, .n_threads = threads, .real = gpu->fp32 ? DT_F32 : DT_BF16, .wide = DT_F32};
     err_set(e, ST_UNSUPPORTED, "this braid was built without CUDA");
-    return err_hint(e, "use run.device=cpu, or install the CUDA toolkit and `make CUDA=yes`; `braid plan` then needs no GPU");
+    return err_hint(
+        e, "use run.device=cpu, or install the CUDA toolkit and `make CUDA=yes`; `braid plan` then needs no GPU");
 #endif
 }
 
