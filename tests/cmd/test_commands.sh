@@ -42,7 +42,7 @@ ok "a plan that does not fit gets the smallest change that does" \
     prints '^fits 0.0006 GB: no .*the smallest change that fits: --plan.recompute=' "$BRAID" plan "$tiny" --memory=0.0006
 ok "or the smallest memory that works" prints '^fits 0.0001 GB: no .*the smallest memory that works is' \
     "$BRAID" plan "$tiny" --memory=0.0001
-ok "an amount of memory has known units" fails 2 "is no amount of memory" "$BRAID" plan "$tiny" --memory=80TB
+ok "an amount of memory has known units" fails 2 "is no amount of memory" "$BRAID" plan "$tiny" --memory=80KB
 ok "plan.fit prints the choice and what else fits" prints '^ *[0-9.]* .* --plan.recompute=' \
     "$BRAID" plan "$tiny" --plan.fit=0.0006
 ok "and plans it" test "$(sed -n 's/^total  *\([0-9]*\) .*/\1/p' out)" -le 600000
