@@ -4,6 +4,7 @@
  *   <run>/checkpoints/step-00000100/
  *       model.safetensors                    parameters under their canonical keys
  *       optim.safetensors                    optimizer state: exp_avg.<key>, exp_avg_sq.<key>, ...
+ *                                            of several writers: model-00001-of-00008.safetensors, ...
  *       config.ini                           the resolved configuration
  *       manifest.json                        counters; every file with size and XXH3; every tensor
  *
@@ -71,7 +72,10 @@ struct ckpt_item {
     struct tensor host;        /* dense, on the host */
     const struct param *param; /* NULL, or whose row layout applies */
     int section;               /* enum ckpt_section */
+    int part;                  /* the writer whose file holds it, below ckpt_save_args.n_parts */
 };
+/* The order in which the items of one part are written, and their source asked for them; like strcmp. */
+int ckpt_item_order(const struct ckpt_item *a, const struct ckpt_item *b);
 struct ckpt_number { /* one value of the training loop's own state, such as a loss average */
     const char *name;
     double value;
@@ -108,6 +112,7 @@ struct ckpt_save_args {
     int64_t step;
     const struct ckpt_item *items;
     int n_items;
+    int n_parts;                      /* writers; 0 and 1: one */
     const struct ckpt_source *source; /* NULL: items have their data */
     const char *config_text;          /* NULL: none */
     const struct ckpt_file *files;
@@ -126,6 +131,27 @@ struct ckpt_save_args {
  * was; saving a step again replaces it. After success older checkpoints beyond keep are removed
  * (later ones, left by a run that went back, are not: they stay the newest). */
 int ckpt_save(const struct ckpt_save_args *args, struct err *e);
+
+/* The same in steps, for several writers that see one folder. The first calls ckpt_begin and tells the others its
+ * folder; every writer calls ckpt_write_part; when all are done, the first calls ckpt_finish with what they wrote, or
+ * ckpt_abandon. args must outlive the call that ends it. */
+struct ckpt_saving;
+struct ckpt_sums { /* of the files of one part; bytes 0: it has no file of that section */
+    int64_t bytes[CKPT_SECTIONS];
+    uint64_t xxh3[CKPT_SECTIONS];
+};
+int ckpt_begin(struct ckpt_saving **out, const struct ckpt_save_args *args, struct err *e);
+const char *ckpt_saving_folder(const struct ckpt_saving *s); /* readers ignore it */
+/* Does this process see what the first writer has created (its folder, or a file)? Gives network file systems a moment
+ * to show it. */
+int ckpt_part_sees(const char *path, struct err *e);
+/* The files of one part, synced. Of args only the items with that part, the source and n_parts matter. */
+int ckpt_write_part(const char *folder, const struct ckpt_save_args *args, int part, struct ckpt_sums *sums,
+                    struct err *e);
+/* sums of every part. Writes the rest and the manifest, reads back, renames. Ends s, whatever comes of it. */
+int ckpt_finish(struct ckpt_saving *s, const struct ckpt_sums *sums, struct err *e);
+void ckpt_abandon(struct ckpt_saving *s); /* removes what was written; NULL is allowed */
+
 /* At the start of a run, by the holder of the folder's lock: completes or removes what a killed process left of saving
  * and tidying up, and removes checkpoints beyond keep that are older than step. Never an error. */
 void ckpt_tidy(const char *run_dir, int64_t step, int keep);

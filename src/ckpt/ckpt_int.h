@@ -49,6 +49,18 @@ int st_write_from(const char *path, const struct st_item *items, int n, const st
 int bytes_write_new(const char *path, const void *bytes, size_t n, struct file_sum *sum, struct err *e);
 int file_checksum(const char *path, struct file_sum *sum, struct err *e);
 
+/* Order in a file: by falling element size, then by name; like strcmp. */
+int st_item_order(const struct st_item *a, const struct st_item *b);
+
+/* ---- save_part.c ----------------------------------------------------------------------------- */
+
+enum { PART_NAME = 64 };
+/* "model.safetensors", or with several parts "model-00001-of-00008.safetensors". Returns out. */
+const char *part_file(int section, int part, int parts, char out[PART_NAME]);
+#define NOT_SHARED                                                                                                     \
+    "every rank writes files of a checkpoint: run.dir must be one folder that all of them see; with "                  \
+    "run.save_ranks=1 rank 0 writes everything"
+
 /* ---- manifest.c ------------------------------------------------------------------------------ */
 
 #define MANIFEST_NAME "manifest.json"

@@ -87,14 +87,17 @@ static int sink_close(struct sink *s, int st, struct file_sum *sum, struct err *
     return st;
 }
 
+int st_item_order(const struct st_item *a, const struct st_item *b)
+{
+    size_t x = dtype_bytes(a->host.dtype), y = dtype_bytes(b->host.dtype);
+    if (x != y)
+        return x > y ? -1 : 1;
+    return strcmp(a->name, b->name);
+}
+
 static int by_size_then_name(const void *a, const void *b)
 {
-    const struct st_item *x = *(const struct st_item *const *)a;
-    const struct st_item *y = *(const struct st_item *const *)b;
-    size_t sx = dtype_bytes(x->host.dtype), sy = dtype_bytes(y->host.dtype);
-    if (sx != sy)
-        return sx > sy ? -1 : 1;
-    return strcmp(x->name, y->name);
+    return st_item_order(*(const struct st_item *const *)a, *(const struct st_item *const *)b);
 }
 
 static int check_item(const struct st_item *item, bool fetched, int64_t *bytes, struct err *e)

@@ -1,6 +1,8 @@
 /* Saving: everything is written, synced and read back in a folder that readers ignore, then renamed. At every
- * moment between two system calls a reader finds the old checkpoint, the new one, or both. The lock of the run folder
- * keeps other writers out, so whatever is found under a temporary name was left by a process that is gone. */
+ * moment between two system calls a reader finds the old checkpoint, the new one, or both. Several writers put files of
+ * their own into that folder (save_part.c); one of them creates it, writes the manifest last and renames it. The lock
+ * of the run folder keeps other runs out, so whatever is found under a temporary name was left by a process that is
+ * gone. */
 #include "ckpt/ckpt_int.h"
 
 #include <errno.h>
@@ -10,25 +12,39 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char *const section_files[CKPT_SECTIONS] = {"model.safetensors", "optim.safetensors"};
 #define CONFIG_FILE "config.ini"
 
-struct saver {
+struct ckpt_saving {
     const struct ckpt_save_args *args;
     char *dir, *final, *tmp, *old; /* <run>/checkpoints and the three names of this one */
-    struct st_item *items;         /* of one section at a time */
     struct dir_lock *lock;         /* NULL: the caller has it */
     struct manifest manifest;
-    struct manifest_file files[CKPT_SECTIONS + 1 + CKPT_MAX_FILES];
+    struct arena names; /* of files */
 };
 
-static int saver_init(struct saver *s, const struct ckpt_save_args *a, struct err *e)
+static int n_parts(const struct ckpt_save_args *a) { return a->n_parts > 1 ? a->n_parts : 1; }
+
+static int check_args(const struct ckpt_save_args *a, struct err *e)
 {
-    uint64_t id = random_u64();
-    *s = (struct saver){.args = a};
     if (a->step < 0 || a->n_items < 0 || a->keep < 0 || a->n_train < 0 || a->n_data < 0 || a->n_files > CKPT_MAX_FILES)
         return err_set(e, ST_INVALID, "checkpoint step %lld, %d tensors, keep %d: none may be negative",
                        (long long)a->step, a->n_items, a->keep);
+    for (int i = 0; i < a->n_items; i++) {
+        const struct ckpt_item *item = &a->items[i];
+        if (item->section < 0 || item->section >= CKPT_SECTIONS || item->part < 0 || item->part >= n_parts(a))
+            return err_set(e, ST_INVALID, "checkpoint item %d has section %d and part %d of %d", i, item->section,
+                           item->part, n_parts(a));
+    }
+    return ST_OK;
+}
+
+static int saver_init(struct ckpt_saving *s, const struct ckpt_save_args *a, struct err *e)
+{
+    uint64_t id = random_u64();
+    struct manifest *m = &s->manifest;
+    *s = (struct ckpt_saving){.args = a};
+    arena_init(&s->names);
+    TRY(check_args(a, e));
     s->dir = path_join(a->run_dir, "checkpoints");
     if (s->dir != NULL) {
         s->final = folder_path(s->dir, a->step, FOLDER_FINAL, 0);
@@ -37,8 +53,6 @@ static int saver_init(struct saver *s, const struct ckpt_save_args *a, struct er
     }
     if (s->final == NULL || s->tmp == NULL || s->old == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
-    TRY(mem_array((void **)&s->items, (size_t)a->n_items, sizeof *s->items, e));
-    struct manifest *m = &s->manifest;
     m->step = a->step;
     m->counters = a->counters;
     m->counters.saved_at = time_wall();
@@ -46,19 +60,22 @@ static int saver_init(struct saver *s, const struct ckpt_save_args *a, struct er
     m->n_train = a->n_train;
     m->data = (struct ckpt_data *)(uintptr_t)a->data;
     m->n_data = a->n_data;
-    m->files = s->files;
+    size_t n_files = (size_t)CKPT_SECTIONS * (size_t)n_parts(a) + 1 + CKPT_MAX_FILES;
+    TRY(mem_array((void **)&m->files, n_files, sizeof *m->files, e));
     return mem_array((void **)&m->tensors, (size_t)a->n_items, sizeof *m->tensors, e);
 }
 
-static void saver_release(struct saver *s)
+static void saver_free(struct ckpt_saving *s)
 {
     dir_lock_release(s->lock);
     free(s->dir);
     free(s->final);
     free(s->tmp);
     free(s->old);
-    free(s->items);
+    free(s->manifest.files);
     free(s->manifest.tensors);
+    arena_release(&s->names);
+    free(s);
 }
 
 /* What killed writers left. A complete .old whose successor never arrived gets its name back. Not
@@ -86,46 +103,68 @@ static void clean_stale(const char *dir)
     folder_scan_free(list, n);
 }
 
-static int add_file(struct saver *s, const char *name, struct file_sum sum)
+static int add_file(struct ckpt_saving *s, const char *name, struct file_sum sum)
 {
     s->manifest.files[s->manifest.n_files] = (struct manifest_file){.name = name, .sum = sum};
     return s->manifest.n_files++;
 }
 
-static int write_section(struct saver *s, int section, struct err *e)
+/* The file of a part, as its writer reported it; *file is its number in the manifest. */
+static int add_part(struct ckpt_saving *s, int section, int part, const struct ckpt_sums *sums, int *file,
+                    struct err *e)
 {
-    static const struct st_meta meta[] = {{"format", "pt"}, {"writer", "braid"}};
+    char name[PART_NAME];
+    const char *kept = arena_strdup(&s->names, part_file(section, part, n_parts(s->args), name));
+    struct file_sum sum = {.bytes = sums->bytes[section], .xxh3 = sums->xxh3[section]};
+    char *path = kept != NULL ? path_join(s->tmp, kept) : NULL;
+    if (path == NULL)
+        return err_set(e, ST_NOMEM, "out of memory");
+    int64_t size = file_size(path);
+    free(path);
+    if (size != sum.bytes) {
+        if (size >= 0)
+            err_set(e, ST_IO, "rank %d wrote %lld bytes into %s, and it has %lld", part, (long long)sum.bytes, kept,
+                    (long long)size);
+        else
+            err_set(e, ST_IO, "rank %d wrote %s, which rank 0 does not see in %s", part, kept, s->tmp);
+        return err_hint(e, NOT_SHARED);
+    }
+    *file = add_file(s, kept, sum);
+    return ST_OK;
+}
+
+/* Files and tensors of one section, for the manifest. */
+static int list_section(struct ckpt_saving *s, int section, const struct ckpt_sums *sums, struct err *e)
+{
     const struct ckpt_save_args *a = s->args;
     struct manifest *m = &s->manifest;
-    struct file_sum sum;
-    int n = 0;
+    int *file = NULL, st = ST_OK, parts = n_parts(a);
+    TRY(mem_array((void **)&file, (size_t)parts, sizeof *file, e));
+    for (int p = 0; p < parts; p++) {
+        file[p] = -1;
+        if (sums[p].bytes[section] > 0)
+            TRY_OUT(add_part(s, section, p, &sums[p], &file[p], e));
+    }
     for (int i = 0; i < a->n_items; i++) {
         const struct ckpt_item *item = &a->items[i];
         if (item->section != section)
             continue;
-        s->items[n++] = (struct st_item){item->key, item->host, item->param};
-    }
-    if (n == 0)
-        return ST_OK;
-    char *path = path_join(s->tmp, section_files[section]);
-    if (path == NULL)
-        return err_set(e, ST_NOMEM, "out of memory");
-    int st = st_write_from(path, s->items, n, a->source, meta, countof(meta), &sum, e);
-    free(path);
-    if (st != ST_OK)
-        return st;
-    int file = add_file(s, section_files[section], sum);
-    for (int i = 0; i < n; i++) {
-        const struct tensor *t = &s->items[i].host;
+        if (file[item->part] < 0)
+            TRY_OUT(err_set(e, ST_INTERNAL, "rank %d wrote no file, and %s was to be in it", item->part, item->key));
         struct manifest_tensor *out = &m->tensors[m->n_tensors++];
-        *out = (struct manifest_tensor){
-            .key = s->items[i].name, .section = section, .dtype = t->dtype, .rank = t->rank, .file = file};
-        memcpy(out->dim, t->dim, sizeof out->dim);
+        *out = (struct manifest_tensor){.key = item->key,
+                                        .section = section,
+                                        .dtype = item->host.dtype,
+                                        .rank = item->host.rank,
+                                        .file = file[item->part]};
+        memcpy(out->dim, item->host.dim, sizeof out->dim);
     }
-    return ST_OK;
+out:
+    free(file);
+    return st;
 }
 
-static int write_bytes(struct saver *s, const char *name, const void *bytes, size_t n, struct file_sum *sum,
+static int write_bytes(struct ckpt_saving *s, const char *name, const void *bytes, size_t n, struct file_sum *sum,
                        struct err *e)
 {
     char *path = path_join(s->tmp, name);
@@ -136,20 +175,19 @@ static int write_bytes(struct saver *s, const char *name, const void *bytes, siz
     return st;
 }
 
-static int write_text(struct saver *s, const char *name, const char *text, struct file_sum *sum, struct err *e)
+static int write_text(struct ckpt_saving *s, const char *name, const char *text, struct file_sum *sum, struct err *e)
 {
     return write_bytes(s, name, text, strlen(text), sum, e);
 }
 
-/* The whole checkpoint under its temporary name, on the disk when this returns. */
-static int write_folder(struct saver *s, struct err *e)
+/* What the writers of parts leave to do: the whole checkpoint is on the disk under its temporary name when this
+ * returns. */
+static int complete_folder(struct ckpt_saving *s, const struct ckpt_sums *sums, struct err *e)
 {
     struct file_sum sum;
     char *text;
-    if (mkdir(s->tmp, 0777) != 0)
-        return err_errno(e, "cannot create folder %s", s->tmp);
     for (int section = 0; section < CKPT_SECTIONS; section++)
-        TRY(write_section(s, section, e));
+        TRY(list_section(s, section, sums, e));
     if (s->args->config_text != NULL) {
         TRY(write_text(s, CONFIG_FILE, s->args->config_text, &sum, e));
         add_file(s, CONFIG_FILE, sum);
@@ -174,7 +212,7 @@ static bool same_tensor(const struct manifest_tensor *t, const struct tensor *is
 
 /* Headers and manifest as a reader will find them, against what was to be saved. Memory that ran out unnoticed, or a
  * disk that lies, must show before this checkpoint replaces another. */
-static int read_back(const struct saver *s, struct err *e)
+static int read_back(const struct ckpt_saving *s, struct err *e)
 {
     const struct manifest *m = &s->manifest;
     struct ckpt *c = NULL;
@@ -198,7 +236,7 @@ static int read_back(const struct saver *s, struct err *e)
 
 /* Give the new folder its name. An earlier one of the same step steps aside first, under a name
  * readers know, because a folder cannot be renamed onto a full one. */
-static int publish(struct saver *s, struct err *e)
+static int publish(struct ckpt_saving *s, struct err *e)
 {
     bool replaces = file_exists(s->final);
     if (replaces && rename(s->final, s->old) != 0)
@@ -212,7 +250,7 @@ static int publish(struct saver *s, struct err *e)
     return file_sync_dir(s->dir, e); /* the new name is safe before the old data go */
 }
 
-static int write_latest(const struct saver *s, struct err *e)
+static int write_latest(const struct ckpt_saving *s, struct err *e)
 {
     char text[128];
     char *path = path_join(s->dir, "latest");
@@ -345,16 +383,8 @@ out:
     return st;
 }
 
-static int check_sections(const struct ckpt_save_args *a, struct err *e)
-{
-    for (int i = 0; i < a->n_items; i++)
-        if (a->items[i].section < 0 || a->items[i].section >= CKPT_SECTIONS)
-            return err_set(e, ST_INVALID, "checkpoint item %d has section %d", i, a->items[i].section);
-    return ST_OK;
-}
-
 /* After the checkpoint is safe: nothing here may fail the save. The first failure becomes the note. */
-static void tidy_up(const struct saver *s)
+static void tidy_up(const struct ckpt_saving *s)
 {
     struct err e = {0};
     int st = write_latest(s, &e);
@@ -371,29 +401,77 @@ static void tidy_up(const struct saver *s)
     err_in(s->args->note, "tidying up; checkpoint %s itself is saved", s->final);
 }
 
+static int begin(struct ckpt_saving *s, struct err *e)
+{
+    const struct ckpt_save_args *a = s->args;
+    TRY(file_make_dirs(s->dir, e));
+    TRY(a->lock != NULL ? dir_lock_check(a->lock, e) : dir_lock_take(&s->lock, a->run_dir, NULL, NULL, e));
+    TRY(file_sync_dir(a->run_dir, e));
+    clean_stale(s->dir);
+    if (mkdir(s->tmp, 0777) == 0)
+        return ST_OK;
+    int st = err_errno(e, "cannot create folder %s", s->tmp);
+    err_in(e, "saving checkpoint %s", s->final);
+    return st;
+}
+
+int ckpt_begin(struct ckpt_saving **out, const struct ckpt_save_args *args, struct err *e)
+{
+    struct ckpt_saving *s;
+    *out = NULL;
+    TRY(mem_array((void **)&s, 1, sizeof *s, e));
+    int st = saver_init(s, args, e);
+    if (st == ST_OK)
+        st = begin(s, e);
+    if (st == ST_OK)
+        *out = s;
+    else
+        saver_free(s);
+    return st;
+}
+
+const char *ckpt_saving_folder(const struct ckpt_saving *s) { return s->tmp; }
+
+int ckpt_finish(struct ckpt_saving *s, const struct ckpt_sums *sums, struct err *e)
+{
+    int st = complete_folder(s, sums, e);
+    if (st == ST_OK)
+        st = read_back(s, e);
+    if (st == ST_OK)
+        st = publish(s, e);
+    if (st == ST_OK) {
+        tidy_up(s);
+        saver_free(s);
+        return ST_OK;
+    }
+    err_in(e, "saving checkpoint %s", s->final);
+    ckpt_abandon(s);
+    return st;
+}
+
+void ckpt_abandon(struct ckpt_saving *s)
+{
+    if (s == NULL)
+        return;
+    file_remove_tree(s->tmp, NULL);
+    saver_free(s);
+}
+
 int ckpt_save(const struct ckpt_save_args *args, struct err *e)
 {
-    struct saver s;
-    int st = saver_init(&s, args, e);
-    if (st != ST_OK)
-        goto out;
-    TRY_OUT(check_sections(args, e));
-    TRY_OUT(file_make_dirs(s.dir, e));
-    TRY_OUT(args->lock != NULL ? dir_lock_check(args->lock, e) : dir_lock_take(&s.lock, args->run_dir, NULL, NULL, e));
-    TRY_OUT(file_sync_dir(args->run_dir, e));
-    clean_stale(s.dir);
-    st = write_folder(&s, e);
-    if (st == ST_OK)
-        st = read_back(&s, e);
-    if (st == ST_OK)
-        st = publish(&s, e);
-    if (st != ST_OK) {
-        file_remove_tree(s.tmp, NULL);
-        err_in(e, "saving checkpoint %s", s.final);
-        goto out;
+    struct ckpt_saving *s;
+    struct ckpt_sums *sums = NULL;
+    int st, parts = n_parts(args);
+    TRY(ckpt_begin(&s, args, e));
+    st = mem_array((void **)&sums, (size_t)parts, sizeof *sums, e);
+    for (int p = 0; st == ST_OK && p < parts; p++)
+        st = ckpt_write_part(s->tmp, args, p, &sums[p], e);
+    if (st == ST_OK) {
+        st = ckpt_finish(s, sums, e);
+    } else {
+        err_in(e, "saving checkpoint %s", s->final);
+        ckpt_abandon(s);
     }
-    tidy_up(&s);
-out:
-    saver_release(&s);
+    free(sums);
     return st;
 }

@@ -179,6 +179,7 @@ static int train(struct trainer *t, const struct rank_place *place, const struct
     buf_release(&memory);
     TRY(st);
     TRY(start_folder(t, e));
+    TRY(trainer_check_folder(t, e));
     startup_watch_end(j->watch); /* from here on the loop asks for signals */
     if (t->step < c->train.steps)
         return trainer_run(t, e);

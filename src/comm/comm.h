@@ -159,6 +159,8 @@ enum comm_kind world_kind(const struct world *w);
  * ranks have it (comm_agree, world_same, a signal), else by the rank that has it; the others get time to print theirs
  * before the launcher ends them. */
 int world_finish(struct world *w, int status, struct err *e);
+/* Do all ranks have the error that this one has? */
+bool world_error_agreed(const struct world *w);
 struct comm *world_comm(struct world *w); /* all ranks */
 /* Collective over the world: every rank names the group it is in (ranks rising, itself among them); disjoint groups at
  * once. A rank in none gives n 0 and gets NULL. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 struct rank_slot {
     int64_t came, left; /* exchanges begun, finished */
@@ -291,9 +292,22 @@ struct rank_thread {
     void *ctx;
 };
 
+/* A rank that failed before it had a world, or whose thread could not be started: others look for it on the board. */
+static void note_absence(struct rendezvous *h, const struct rank_thread *t)
+{
+    struct board_entry x = {.state = RANK_FAILED, .pid = (int32_t)getpid(), .host = "this host"};
+    x.since = x.beat = time_wall();
+    snprintf(x.why, sizeof x.why, "%.150s", t->err.msg);
+    pthread_mutex_lock(&h->board_lock);
+    h->entries[t->rank] = x;
+    pthread_mutex_unlock(&h->board_lock);
+}
+
 static void note_end(struct rendezvous *h, struct world *w, const struct rank_thread *t)
 {
-    if (w != NULL && !rank_stopped(w->board.mine.state))
+    if (w == NULL)
+        note_absence(h, t);
+    else if (!rank_stopped(w->board.mine.state))
         board_state(w, t->status == ST_OK ? RANK_ENDED : RANK_FAILED, t->status == ST_OK ? "" : t->err.msg);
     pthread_mutex_lock(&h->lock);
     if (t->status != ST_OK && !h->failed)

@@ -420,6 +420,8 @@ static void linger(struct world *w)
     }
 }
 
+bool world_error_agreed(const struct world *w) { return w->agreed_error; }
+
 int world_finish(struct world *w, int status, struct err *e)
 {
     if (w->size == 1 || w->kind == COMM_THREADS || status == ST_OK)

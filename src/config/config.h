@@ -227,7 +227,7 @@ struct config_run {
     int64_t threads; /* (auto) */
     int64_t seed;
     int resume; /* enum config_resume */
-    int64_t load_step, save_every, keep;
+    int64_t load_step, save_every, save_ranks, keep;
     const char *load, *load_weights;
     int load_allow; /* enum config_load_allow */
     double minutes;

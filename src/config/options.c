@@ -489,9 +489,11 @@ const struct option config_options[] = {
         "Steps between checkpoints; 0 = only at the end or when stopped.")),
     ROW(run.async_save, "off", OPT_RUN, FLAG("async-save", "on"), HELP(
         "Write the checkpoints of run.save_every from a copy in host memory while training goes on: a step waits for "
-        "the copy only, and rank 0 needs memory for a whole checkpoint. One is written at a time; an error ends the "
-        "run "
-        "after the next step.")),
+        "the copy only, and each rank needs memory for the part of the checkpoint that it writes. One is written at a "
+        "time; an error ends the run after the next step.")),
+    ROW(run.save_ranks, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1e6), HELP(
+        "Ranks that write files of a checkpoint, the first so many; 0 = all, each about the same share. They must see "
+        "run.dir as one folder: 1 lets rank 0 write everything where only it does.")),
     ROW(run.keep, "2", OPT_RUN, RANGE(0, 1e6), HELP(
         "Newest checkpoints kept in run.dir; 0 = all.")),
     ROW(run.load, "", OPT_RUN | OPT_LOCAL, ALIAS("load"), HELP(

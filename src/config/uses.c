@@ -72,6 +72,7 @@ static const struct option_use general_uses[] = {
     {"data.eod_token", ends_documents, "data.tokenizer to name a file, and data.eod = on"},
     {"run.keep", has_dir, "run.dir"},
     {"run.async_save", saves_often, "run.dir and run.save_every"},
+    {"run.save_ranks", has_dir, "run.dir"},
     {"plan.graphs", on_gpu, "run.device = cuda"},
     {"plan.trace_steps", traces, "plan.trace"},
     {"plan.offload_min", offloads, "plan.offload"},

@@ -111,8 +111,7 @@ static void log_saved(struct trainer *t, int64_t step, const struct err *note, b
         log_event(t->log, LOG_CHECKPOINT, step, "saved %s", text);
 }
 
-/* Waits for the checkpoint that a thread writes, where there is one. */
-static int wait_for_save(struct trainer *t, struct err *e)
+int trainer_wait_for_save(struct trainer *t, struct err *e)
 {
     struct err note = {0};
     int64_t step;
@@ -129,7 +128,7 @@ static int save_as(struct trainer *t, bool last, bool stopping, struct err *e)
     if (t->cfg->run.dir[0] == '\0')
         return ST_OK;
     if (t->cfg->run.async_save)
-        TRY(ranks_agree(t, "earlier checkpoint", wait_for_save(t, e), e));
+        TRY(trainer_wait_for_save(t, e));
     if (t->cfg->run.async_save && !last && !stopping)
         return trainer_save_begin(t, e);
     TRY(trainer_save_noting(t, &note, e));
@@ -238,10 +237,11 @@ static int data_failed(struct trainer *t, int st, struct err *e)
     struct err late = {0};
     if (t->cfg->run.dir[0] == '\0' || t->step == 0)
         return st;
-    if (save_as(t, true, false, &late) == ST_OK)
+    if (save_as(t, true, false, &late) == ST_OK) {
         err_in(e, "reading data for step %lld; a checkpoint of step %lld was saved", (long long)t->step + 1,
                (long long)t->step);
-    else
+        st = ranks_agree(t, "data", st, e); /* still the error of all ranks, after they have agreed on the checkpoint */
+    } else
         err_in(e, "reading data for step %lld; saving step %lld failed too: %s", (long long)t->step + 1,
                (long long)t->step, late.msg);
     return st;
@@ -257,9 +257,9 @@ static int loop(struct trainer *t, struct err *e)
         if (st != ST_OK)
             return t->data_failed ? data_failed(t, st, e) : st;
         if (r.stop == STOP_FAILED)
-            return ranks_agree(t, "earlier checkpoint", wait_for_save(t, e), e);
-        if (trainer_saving(t) == SAVING_DONE)
-            TRY(wait_for_save(t, e));
+            return trainer_wait_for_save(t, e);
+        if (!r.saving)
+            TRY(trainer_wait_for_save(t, e));
         TRY(report_step(t, &r, e));
         TRY(finish_trace(t, t->step - first, e));
         bool last = t->step == c->train.steps;
@@ -301,6 +301,21 @@ static void print_result(const struct trainer *t)
     printf("next:   braid generate %s --generate.prompt='...'\n", c->run.dir);
 }
 
+/* The run failed while a checkpoint was being written. Where all ranks have the same error they can complete it. */
+static void end_save(struct trainer *t, int st, struct err *e)
+{
+    struct err late = {0};
+    bool several = t->model.mesh.world > 1, together = !several || world_error_agreed(t->world);
+    if (!together || t->saving == NULL) {
+        trainer_save_drop(t);
+        return;
+    }
+    if (trainer_wait_for_save(t, &late) != ST_OK)
+        err_in(e, "an earlier checkpoint could not be written either: %s", late.msg);
+    if (several)
+        ranks_agree(t, "end", st, e);
+}
+
 int trainer_run(struct trainer *t, struct err *e)
 {
     sigset_t set, before;
@@ -311,9 +326,8 @@ int trainer_run(struct trainer *t, struct err *e)
     int st = trainer_is_rank0(t) ? open_log(t, e) : ST_OK;
     if (st == ST_OK)
         st = loop(t, e);
-    struct err late = {0};
-    if (st != ST_OK && wait_for_save(t, &late) != ST_OK) /* the run failed while a checkpoint was being written */
-        err_in(e, "an earlier checkpoint could not be written either: %s", late.msg);
+    if (st != ST_OK)
+        end_save(t, st, e);
     if (st == ST_NONFINITE && t->log != NULL)
         log_record(t->log, LOG_NONFINITE, t->step, "%s", e->msg); /* the command prints it */
     struct err log_error = {0};

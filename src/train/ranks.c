@@ -149,6 +149,7 @@ int ranks_after_step(struct trainer *t, struct step_summary *w, struct err *e)
         for (int k = 0; k <= MTP_MAX_DEPTHS; k++)
             w->loss[k] += all[r].loss[k];
         w->stop = all[r].stop > w->stop ? all[r].stop : w->stop;
+        w->saving = all[r].saving > w->saving ? all[r].saving : w->saving;
     }
     return ST_OK;
 }

@@ -8,10 +8,13 @@
 struct step_summary {
     double loss[1 + MTP_MAX_DEPTHS]; /* sums, main loss first; 0 where another stage has the head */
     double stop;                     /* enum stop_request; the largest counts */
+    double saving;                   /* 1: files of a checkpoint are still being written */
 };
 
 /* trainer_save; note (may be NULL) gets what failed after the checkpoint was safe, on the rank that writes. */
 int trainer_save_noting(struct trainer *t, struct err *note, struct err *e);
+/* Waits for the checkpoint that threads write, where there is one, and logs it. Every rank calls it. */
+int trainer_wait_for_save(struct trainer *t, struct err *e);
 
 int ranks_open(struct trainer *t, struct err *e);
 void ranks_close(struct ranks *r);

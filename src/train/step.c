@@ -142,6 +142,7 @@ static int name_culprit(struct trainer *t, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
     bool searching = t->exec.find_nan, meet = mesh->world > 1;
+    TRY(trainer_wait_for_save(t, e)); /* while all ranks are here: the search ends on each of them in its own way */
     t->exec.find_nan = true;
     int st = run_micros(t, e);
     t->exec.find_nan = searching;
@@ -182,11 +183,13 @@ static int exchange_results(struct trainer *t, struct step_result *r, struct err
     for (int k = 0; k < t->train.n_mtp; k++)
         TRY(read_loss(t, t->train.mtp_loss[k], &w.loss[k + 1], e));
     w.stop = t->stop_request != NULL ? t->stop_request(t) : STOP_NOT;
+    w.saving = trainer_saving(t) == SAVING_UNDER_WAY;
     TRY(ranks_after_step(t, &w, e));
     for (int k = 0; k <= t->train.n_mtp; k++)
         t->mean_loss[k] = w.loss[k] / (double)max_i64(t->labels[k], 1);
     r->loss = t->mean_loss[0];
     r->stop = (enum stop_request)w.stop;
+    r->saving = w.saving > 0;
     return ST_OK;
 }
 

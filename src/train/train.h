@@ -85,6 +85,7 @@ struct step_result {
     int64_t tokens;
     bool skipped;
     enum stop_request stop; /* the same on all ranks */
+    bool saving;            /* some rank still writes its files of a checkpoint; the same on all ranks */
 };
 
 /* Opens device, model, plans, data; commits memory; fills parameters from init or `from` (may be
@@ -121,13 +122,18 @@ int trainer_save(struct trainer *t, struct err *e);
  * the call. Every rank calls it. */
 typedef int (*saved_fn)(void *ctx, const char *key, const struct tensor *host, struct err *e);
 int trainer_visit_saved(struct trainer *t, saved_fn fn, void *ctx, struct err *e);
-/* trainer_save in two parts (run.async_save). begin: the checkpoint is copied to host memory, which every rank takes
- * part in, and a thread of rank 0 writes the copy; one at a time. end: waits for it; on ranks that write nothing, and
+/* trainer_save in two parts (run.async_save), both called by every rank. begin: each rank copies what it writes to host
+ * memory, and a thread writes the copy; one at a time. end: waits for all threads, and the checkpoint gets its name;
  * where nothing was begun, at once. *step: of the checkpoint, -1: none; note as for trainer_save_noting. */
 int trainer_save_begin(struct trainer *t, struct err *e);
 enum saving { SAVING_NOTHING, SAVING_UNDER_WAY, SAVING_DONE, SAVING_FAILED };
 enum saving trainer_saving(const struct trainer *t);
 int trainer_save_end(struct trainer *t, int64_t *step, struct err *note, struct err *e);
+/* Instead of trainer_save_end where other ranks may be gone: what others wrote may be incomplete, so a checkpoint of
+ * several ranks is given up; that of a single writer is completed. */
+void trainer_save_drop(struct trainer *t);
+/* Do all ranks see the folder that the run writes into? They write files of checkpoints there. Every rank calls it. */
+int trainer_check_folder(struct trainer *t, struct err *e);
 /* Gradients of the last step that are exactly zero, over all ranks, each element once. Every rank calls it. */
 int trainer_count_zeros(struct trainer *t, double *zeros, struct err *e);
 /* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are

@@ -314,8 +314,7 @@ int trainer_open_on(struct trainer *t, const struct config *cfg, const struct ra
 
 void trainer_close(struct trainer *t)
 {
-    int64_t step;
-    trainer_save_end(t, &step, NULL, NULL);
+    trainer_save_drop(t);
     batcher_close(t->batcher);
     dataset_close(t->train_data);
     dataset_close(t->valid_data);

@@ -42,11 +42,11 @@ static int world_open(void **state)
     scalar.data = &w->scalar;
     w->param = (struct param){
         .key = "fused.weight", .rank = 2, .dim = {6, 2}, .rows = {.n_sections = 2, .groups = 2, .rows = {2, 1}}};
-    w->items[0] = (struct ckpt_item){"fused.weight", tensor_2d(w->fused, DT_F32, 6, 2), &w->param, CKPT_MODEL};
-    w->items[1] = (struct ckpt_item){"half", tensor_1d(w->half, DT_BF16, 4), NULL, CKPT_MODEL};
+    w->items[0] = (struct ckpt_item){"fused.weight", tensor_2d(w->fused, DT_F32, 6, 2), &w->param, CKPT_MODEL, 0};
+    w->items[1] = (struct ckpt_item){"half", tensor_1d(w->half, DT_BF16, 4), NULL, CKPT_MODEL, 0};
     w->items[2] =
-        (struct ckpt_item){"exp_avg.fused.weight", tensor_2d(w->average, DT_F32, 6, 2), &w->param, CKPT_OPTIM};
-    w->items[3] = (struct ckpt_item){"scale", scalar, NULL, CKPT_MODEL};
+        (struct ckpt_item){"exp_avg.fused.weight", tensor_2d(w->average, DT_F32, 6, 2), &w->param, CKPT_OPTIM, 0};
+    w->items[3] = (struct ckpt_item){"scale", scalar, NULL, CKPT_MODEL, 0};
     w->args = (struct ckpt_save_args){.run_dir = w->run,
                                       .items = w->items,
                                       .n_items = 4,
@@ -555,6 +555,64 @@ static void folder_names_are_parsed_strictly(void **state)
         assert_false(folder_parse_name(bad[i], &f));
 }
 
+/* ---- several writers ------------------------------------------------------------------------- */
+
+/* Each tensor lies whole in the file of its part; readers need no more than the manifest. */
+static void parts_of_several_writers_are_one_checkpoint(void **state)
+{
+    struct world *w = *state;
+    struct ckpt *c;
+    char path[512];
+    float fused[6][2];
+    struct tensor dst = tensor_2d(fused, DT_F32, 6, 2);
+    w->args.n_parts = 3;
+    w->items[0].part = 2;
+    w->items[2].part = 1;
+    save(w, 5);
+    assert_true(file_exists(at(w, "step-00000005/model-00001-of-00003.safetensors", path)));
+    assert_true(file_exists(at(w, "step-00000005/model-00003-of-00003.safetensors", path)));
+    assert_true(file_exists(at(w, "step-00000005/optim-00002-of-00003.safetensors", path)));
+    assert_false(file_exists(at(w, "step-00000005/model-00002-of-00003.safetensors", path)));
+    assert_false(file_exists(at(w, "step-00000005/model.safetensors", path)));
+    assert_ok(ckpt_open(&c, w->run, &w->e), &w->e);
+    assert_int_equal(ckpt_count(c), 4);
+    assert_ok(ckpt_verify(c, &w->e), &w->e);
+    assert_ok(ckpt_load(c, "fused.weight", CKPT_MODEL, &dst, &w->param, &w->e), &w->e);
+    assert_memory_equal(fused, w->fused, sizeof fused);
+    assert_ok(ckpt_load(c, "exp_avg.fused.weight", CKPT_OPTIM, &dst, &w->param, &w->e), &w->e);
+    assert_memory_equal(fused, w->average, sizeof fused);
+    ckpt_close(c);
+    w->items[0].part = 3;
+    assert_fails(ckpt_save(&w->args, &w->e), ST_INVALID, &w->e, "part 3 of 3");
+}
+
+/* Save step 6 in two parts, the second in a folder that the first writer does not look into. */
+static void a_folder_that_writers_do_not_share_is_reported(void **state)
+{
+    struct world *w = *state;
+    struct ckpt_saving *s;
+    struct ckpt_sums sums[2];
+    char *elsewhere = temp_dir();
+    save(w, 5);
+    fill(w, 6);
+    w->args.n_parts = 2;
+    w->items[0].part = 1;
+    assert_ok(ckpt_begin(&s, &w->args, &w->e), &w->e);
+    assert_ok(ckpt_write_part(ckpt_saving_folder(s), &w->args, 0, &sums[0], &w->e), &w->e);
+    assert_ok(ckpt_write_part(elsewhere, &w->args, 1, &sums[1], &w->e), &w->e);
+    assert_fails(ckpt_finish(s, sums, &w->e), ST_IO, &w->e, "rank 1 wrote model-00002-of-00002.safetensors");
+    assert_non_null(strstr(w->e.hint, "run.save_ranks=1"));
+    assert_ok(ckpt_begin(&s, &w->args, &w->e), &w->e); /* and a file of another size */
+    for (int part = 0; part < 2; part++)
+        assert_ok(ckpt_write_part(ckpt_saving_folder(s), &w->args, part, &sums[part], &w->e), &w->e);
+    sums[1].bytes[CKPT_MODEL]++;
+    assert_fails(ckpt_finish(s, sums, &w->e), ST_IO, &w->e, "and it has");
+    file_remove_tree(elsewhere, NULL);
+    assert_fails(ckpt_part_sees(elsewhere, &w->e), ST_IO, &w->e, "is not there on this rank");
+    free(elsewhere);
+    assert_int_equal(newest(w), 5);
+}
+
 #define WITH_WORLD(test) cmocka_unit_test_setup_teardown(test, world_open, world_close)
 
 int main(void)
@@ -567,6 +625,8 @@ int main(void)
         WITH_WORLD(damage_is_refused_with_the_next_older_good_one),
         WITH_WORLD(no_damaged_manifest_is_believed),
         cmocka_unit_test(manifests_that_lie_are_refused),
+        WITH_WORLD(parts_of_several_writers_are_one_checkpoint),
+        WITH_WORLD(a_folder_that_writers_do_not_share_is_reported),
         WITH_WORLD(foreign_and_missing_folders_are_explained),
         WITH_WORLD(a_manifest_and_files_that_disagree_are_refused),
         WITH_WORLD(saving_a_step_again_replaces_it),

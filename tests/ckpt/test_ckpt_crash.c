@@ -11,20 +11,23 @@
 
 enum { N = 40000 }; /* large enough that a kill often lands inside the data */
 
+/* Written as one part or, by the stamp, as two or three. */
 static int save_stamped(const char *run, int64_t step, int stamp, int keep, struct err *e)
 {
+    int parts = 1 + stamp % 3;
     float *model = malloc(N * sizeof *model), *optim = malloc(N * sizeof *optim);
     for (int i = 0; i < N; i++) {
         model[i] = (float)(step * 10 + stamp);
         optim[i] = -model[i];
     }
-    struct ckpt_item items[] = {{"w", tensor_1d(model, DT_F32, N), NULL, CKPT_MODEL},
-                                {"exp_avg.w", tensor_1d(optim, DT_F32, N), NULL, CKPT_OPTIM}};
+    struct ckpt_item items[] = {{"w", tensor_1d(model, DT_F32, N), NULL, CKPT_MODEL, parts - 1},
+                                {"exp_avg.w", tensor_1d(optim, DT_F32, N), NULL, CKPT_OPTIM, parts / 2}};
     struct ckpt_number train = {"stamp", stamp};
     int st = ckpt_save(&(struct ckpt_save_args){.run_dir = run,
                                                 .step = step,
                                                 .items = items,
                                                 .n_items = 2,
+                                                .n_parts = parts,
                                                 .config_text = "",
                                                 .train = &train,
                                                 .n_train = 1,
@@ -222,6 +225,57 @@ static void a_full_disk_leaves_the_previous_checkpoint(void **state)
     free(run);
 }
 
+/* ---- several writers ------------------------------------------------------------------------- */
+
+static int die_instead(void *ctx, const char *key, struct tensor *host, struct err *e)
+{
+    (void)ctx, (void)key, (void)host, (void)e;
+    kill(getpid(), SIGKILL);
+    return ST_OK;
+}
+
+/* Step 2 in two parts, the second of which is written by a process that ends in the middle of it. */
+static void a_writer_that_is_killed_leaves_nothing_of_its_checkpoint(void **state)
+{
+    (void)state;
+    for (int finish = 0; finish < 2; finish++) {
+        struct err e = {0};
+        char *run = temp_dir();
+        float value[4] = {1, 2, 3, 4};
+        assert_ok(save_stamped(run, 1, 0, 1, &e), &e);
+        struct ckpt_item items[] = {{"a", tensor_1d(value, DT_F32, 4), NULL, CKPT_MODEL, 0},
+                                    {"b", tensor_1d(value, DT_F32, 4), NULL, CKPT_MODEL, 1}};
+        struct ckpt_save_args args = {.run_dir = run, .step = 2, .items = items, .n_items = 2, .n_parts = 2};
+        struct ckpt_saving *saving;
+        struct ckpt_sums sums[2] = {0};
+        assert_ok(ckpt_begin(&saving, &args, &e), &e);
+        assert_ok(ckpt_part_sees(ckpt_saving_folder(saving), &e), &e);
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            args.source = &(struct ckpt_source){.fetch = die_instead};
+            _exit(ckpt_write_part(ckpt_saving_folder(saving), &args, 1, &sums[1], NULL));
+        }
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status));
+        assert_ok(ckpt_write_part(ckpt_saving_folder(saving), &args, 0, &sums[0], &e), &e);
+        if (finish)
+            assert_fails(ckpt_finish(saving, sums, &e), ST_INTERNAL, &e, "rank 1 wrote no file");
+        else
+            ckpt_abandon(saving);
+        assert_int_equal(check_newest(run), 1);
+        char *dir = path_join(run, "checkpoints"), **names;
+        int n;
+        assert_ok(file_list_dir(dir, &names, &n, &e), &e);
+        assert_int_equal(n, 2); /* latest and step-00000001 */
+        file_free_list(names, n);
+        free(dir);
+        assert_ok(file_remove_tree(run, &e), &e);
+        free(run);
+    }
+}
+
 static void a_read_only_folder_is_reported(void **state)
 {
     (void)state;
@@ -236,6 +290,7 @@ int main(void)
         cmocka_unit_test(a_kill_after_each_single_system_call_loses_nothing),
         cmocka_unit_test(a_file_size_limit_leaves_the_previous_checkpoint),
         cmocka_unit_test(a_full_disk_leaves_the_previous_checkpoint),
+        cmocka_unit_test(a_writer_that_is_killed_leaves_nothing_of_its_checkpoint),
         cmocka_unit_test(a_read_only_folder_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

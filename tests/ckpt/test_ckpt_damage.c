@@ -14,8 +14,8 @@ static int save_with(const char *run, int64_t step, int keep, struct err *note, 
     float values[N];
     for (int i = 0; i < N; i++)
         values[i] = (float)step;
-    struct ckpt_item items[] = {{"w", tensor_1d(values, DT_F32, N), NULL, CKPT_MODEL},
-                                {"exp_avg.w", tensor_1d(values, DT_F32, N), NULL, CKPT_OPTIM}};
+    struct ckpt_item items[] = {{"w", tensor_1d(values, DT_F32, N), NULL, CKPT_MODEL, 0},
+                                {"exp_avg.w", tensor_1d(values, DT_F32, N), NULL, CKPT_OPTIM, 0}};
     struct ckpt_number train = {"stamp", (double)step};
     struct ckpt_data data[] = {{"train", {"a.bin", 10, 0x1234}}, {"valid", {"b\xff.bin", 20, 0x5678}}};
     return ckpt_save(&(struct ckpt_save_args){.run_dir = run,

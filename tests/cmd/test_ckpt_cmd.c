@@ -11,9 +11,9 @@ struct world {
 static void save(const char *run, int64_t step, float *x)
 {
     struct err e = {0};
-    struct ckpt_item items[] = {{"layers.10.w", tensor_2d(x, DT_F32, 2, 3), NULL, CKPT_MODEL},
-                                {"layers.2.w", tensor_2d(x, DT_F32, 3, 2), NULL, CKPT_MODEL},
-                                {"exp_avg.layers.2.w", tensor_2d(x, DT_F32, 3, 2), NULL, CKPT_OPTIM}};
+    struct ckpt_item items[] = {{"layers.10.w", tensor_2d(x, DT_F32, 2, 3), NULL, CKPT_MODEL, 0},
+                                {"layers.2.w", tensor_2d(x, DT_F32, 3, 2), NULL, CKPT_MODEL, 0},
+                                {"exp_avg.layers.2.w", tensor_2d(x, DT_F32, 3, 2), NULL, CKPT_OPTIM, 0}};
     struct ckpt_save_args args = {
         .run_dir = run, .step = step, .items = items, .n_items = 3, .config_text = "", .counters = {.samples = 4321}};
     assert_ok(ckpt_save(&args, &e), &e);

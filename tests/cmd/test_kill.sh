@@ -53,4 +53,42 @@ done
 echo "$killed runs were killed, $in_save of them while saving"
 ok "kills hit" test "$killed" -ge "$rounds"
 ok "kills hit saves" test "$in_save" -gt 0
+
+# ---- ranks that write together: one of two processes is killed, the other ends, and both go on ------------------------------
+export OMP_NUM_THREADS=1
+start_ranks() { # options...: sets $pids
+    local r port=$((10000 + RANDOM % 20000))
+    pids=()
+    for r in 0 1; do
+        MASTER_ADDR=127.0.0.1 MASTER_PORT=$port WORLD_SIZE=2 RANK=$r LOCAL_RANK=$r exec_train "$@" >"$dir/out$r" 2>"$dir/err$r" &
+        pids+=($!)
+    done
+}
+exec_train() { exec timeout -s KILL 120 "${train_tiny[@]}" --parallel.timeout=10 $options --run.save_every=1 "$@"; }
+run_ranks() {
+    start_ranks "$@"
+    wait "${pids[0]}" && wait "${pids[1]}" || { cat "$dir"/err? >&2; return 1; }
+}
+rank_kill() { # run folder, number of the kill: rank 0 and rank 1 in turn, in the middle of a save
+    start_ranks --run.async_save=$([ $(($2 / 2 % 2)) -eq 1 ] && echo on || echo off) --run.dir="$1"
+    wait_random $((length / kills))
+    while kill -0 "${pids[0]}" 2>/dev/null && ! saving "$1"; do sleep 0.002; done
+    wait_random 2
+    # timeout starts braid as its child: that one is killed, and timeout ends with it
+    pkill -9 -P "${pids[$(($2 % 2))]}" 2>/dev/null && killed=$((killed + 1))
+    saving "$1" && in_save=$((in_save + 1))
+    wait "${pids[@]}" 2>/dev/null
+    [ ! -e "$1/checkpoints/latest" ] || runs "$BRAID" ckpt verify "$1"
+}
+killed=0 in_save=0
+ok "ranks: a run that is left alone" runs run_ranks --run.dir="$dir/whole-ranks"
+for k in $(seq $kills); do
+    rank_kill "$dir/ranks" "$k" || { ok "ranks: after kill $k every checkpoint is whole" false; break; }
+done
+ok "ranks: the run ends" runs run_ranks --run.dir="$dir/ranks"
+ok "ranks: with the same bits" same "$dir/whole-ranks" "$dir/ranks"
+ok "ranks: nothing half-written is left" no_leftovers "$dir/ranks"
+ok "ranks: the log holds the losses of the whole run" cmp <(losses "$dir/whole-ranks") <(losses "$dir/ranks")
+echo "$killed ranks were killed, $in_save of them while saving"
+ok "ranks: kills hit saves" test "$killed" -gt 0 -a "$in_save" -gt 0
 finish

@@ -21,7 +21,10 @@ ok "are the same bits" same "$dir/half" "$dir/whole"
 cp -r "$dir/two" "$dir/more"
 ok "one rank continues what two began" says 'at step 20' train --train.steps=22 --run.dir="$dir/more"
 ok "weights go from two ranks to one" runs train --run.load_weights="$dir/two" --train.warmup=0 --train.steps=1 --train.lr=0 --run.dir="$dir/warm"
-weights() { echo "$1"/checkpoints/step-*/model.safetensors; }
+weights() { # run: the weights of its newest checkpoint as one file
+    rm -rf "$1.hf" && "$BRAID" export "$1" "$1.hf" >/dev/null 2>&1
+    echo "$1.hf/model.safetensors"
+}
 ok "unchanged" same "$(weights "$dir/two")" "$(weights "$dir/warm")"
 ok "what does not divide is refused" fails 2 'train.global_batch = 4 does not divide' train --parallel.ranks=3
 ok "a global batch left open has a microbatch for each" runs train --parallel.ranks=3 --train.global_batch=0 --train.steps=3

@@ -288,6 +288,7 @@ static const char *const elsewhere[] = {
     "run.resume",
     "run.save_every",
     "run.async_save", /* test_train.c, tests/cmd/test_async_save.sh */
+    "run.save_ranks", /* test_ranks.c, tests/cmd/test_shards.sh */
     "run.keep",
     "run.load",
     "run.load_weights",
