@@ -362,6 +362,7 @@ int dev_open_cuda(struct dev *d, const struct dev_gpu *gpu, int threads, struct 
     c->pub.want = *gpu;
     c->pub.memo = &c->memo;
     int st = cuda_describe(&c->pub, e);
+    d->hopper = c->pub.hopper;
     if (st == ST_OK)
         st = cuda_status(e, (int)cudaSetDevice(gpu->index), "cudaSetDevice");
     if (st == ST_OK)

@@ -16,6 +16,7 @@ struct dev {
     enum dev_kind kind;
     enum dtype real; /* activations and weights: F64, F32 or BF16 */
     enum dtype wide; /* statistics, coefficients, vectors of parameters, gradients of parameters: F64 or F32 */
+    bool hopper;     /* a GPU that runs the kernels for compute capability 9.0; a plan on paper assumes one */
     int n_threads;   /* host threads the ops may use */
     char name[96];   /* for people: "AMD EPYC, 2 threads, avx512" */
     const struct dev_vt *vt;

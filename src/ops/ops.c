@@ -10,7 +10,7 @@ extern const struct ops ops_cpu_avx2, ops_cpu_avx512;
 #endif
 
 #ifdef BRAID_CUDA
-extern const struct ops ops_cuda_bf16, ops_cuda_f32;
+extern const struct ops ops_cuda_bf16, ops_cuda_hopper, ops_cuda_f32;
 #endif
 
 const struct ops *ops_cpu_variant(int k)
@@ -32,7 +32,7 @@ const struct ops *ops_for(const struct dev *d)
 {
 #ifdef BRAID_CUDA
     if (d->kind == DEV_CUDA)
-        return d->real == DT_BF16 ? &ops_cuda_bf16 : &ops_cuda_f32;
+        return d->real != DT_BF16 ? &ops_cuda_f32 : d->hopper ? &ops_cuda_hopper : &ops_cuda_bf16;
 #endif
     return d->kind == DEV_REF ? &ops_ref : d->kind == DEV_CPU ? ops_cpu_variant(0) : NULL;
 }

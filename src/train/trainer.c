@@ -190,8 +190,10 @@ static int commit(struct trainer *t, const struct ckpt *from, struct err *e)
 /* A GPU as far as a plan needs one: types and the op table. */
 static int device_on_paper(struct dev *d, const struct config *cfg, struct err *e)
 {
-    *d = (struct dev){
-        .kind = DEV_CUDA, .real = cfg->gpu.precision == CFG_PRECISION_FP32 ? DT_F32 : DT_BF16, .wide = DT_F32};
+    *d = (struct dev){.kind = DEV_CUDA,
+                      .real = cfg->gpu.precision == CFG_PRECISION_FP32 ? DT_F32 : DT_BF16,
+                      .wide = DT_F32,
+                      .hopper = !cfg->gpu.portable};
     return ops_for(d) != NULL ? ST_OK : dev_open_gpu(d, &(struct dev_gpu){0}, 0, e);
 }
 

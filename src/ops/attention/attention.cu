@@ -245,8 +245,8 @@ extern "C" int64_t attention_fwd_work_cuda(const struct attention_fwd_args *a)
 
 static int64_t delta_bytes(const struct attention_bwd_args *a) { return a->q.dim[0] * a->q.dim[1] * a->q.dim[2] * 4; }
 
-/* From shapes alone, the GPU is not known. The library is given what it likes on GPUs that are not Hopper, unless that
- * is a lot: then it makes do with what the Hopper kernel needs, or the tensor-core kernels run. */
+/* On a GPU that is not Hopper the library is given what it likes, unless that is a lot: then it makes do with what the
+ * Hopper kernel needs, or the tensor-core kernels run. */
 extern "C" int64_t attention_bwd_work_cuda(const struct attention_bwd_args *a)
 {
     const int64_t most = (int64_t)5 << 29;
@@ -259,6 +259,12 @@ extern "C" int64_t attention_bwd_work_cuda(const struct attention_bwd_args *a)
     struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
     int64_t library = dnn_attention_bwd_bytes(&x);
     return hopper && library > most ? own : max_i64(own, library);
+}
+/* The same on a Hopper GPU, where the library is not asked for the shapes that our kernel takes. */
+extern "C" int64_t attention_bwd_work_hopper(const struct attention_bwd_args *a)
+{
+    bool own = a->q.dtype == DT_BF16 && a->drop.p == 0 && attention_not_hopper(&a->q, &a->k, &a->v) == NULL;
+    return own ? attention_bwd_hopper_bytes(a) : attention_bwd_work_cuda(a);
 }
 
 extern "C" int attention_fwd_cuda(struct lane *l, const struct attention_fwd_args *a)
