@@ -456,7 +456,10 @@ static int choose(struct blas *b, struct blas_plan *p, const struct blas_call *g
     int chosen = 0;
     if (from_table(b, p))
         return ST_OK;
-    bool timed = b->tunes && b->tuned_seconds < TUNE_SECONDS &&
+    /* gpu.fast alone does not tune products of codes: of those that the library proposes the first is the fastest in a
+     * whole step, and another that is faster in a short test may be slower there. */
+    bool tunes = b->tunes && (b->table != NULL || g->a_scale == BLAS_SCALE_NONE);
+    bool timed = tunes && b->tuned_seconds < TUNE_SECONDS &&
                  2.0 * (double)g->m * (double)g->n * (double)g->k >= TUNE_LEAST_FLOPS;
     TRY(propose(b, p, timed ? MAX_CANDIDATES : 1, &c, l->err));
     if (timed)

@@ -53,6 +53,7 @@ void kernel_line_attention(const struct kernel_report *r, const struct attention
         forward = backward = own;
     if (r->hopper && cfg->model.attention_dropout == 0 && attention_not_hopper(&q, &k, &v) == NULL) {
         backward = "own kernel for Hopper"; /* drops no weights */
+        why = library && cfg->gpu.fast ? "gpu.fast lets it add in any order" : why;
     } else if (library && a->window > 0 && a->window < seq / 5) {
         backward = own;
         why = "cuDNN's backward goes over all keys, whatever the window";

@@ -222,6 +222,13 @@ static void check_multiprocessors(struct bed *b, int64_t width, int64_t groups, 
     gpu->sm_budget = all;
     verdict(b, "the number of multiprocessors changes no bits of a backward",
             same_grads(b, &g[0], &g[1]) && same_grads(b, &g[0], &g[2]));
+    struct attention_bwd_args any = into(base, &g[1], &work);
+    gpu->want.fast = true;
+    must(b, ops->attention_bwd(&lane, &any));
+    gpu->want.fast = false;
+    verdict(b, "sums in any order (gpu.fast) are the same but for rounding",
+            distance(b, &g[1].dq, &g[0].dq) < 5e-3 && distance(b, &g[1].dk, &g[0].dk) < 5e-3 &&
+                distance(b, &g[1].dv, &g[0].dv) < 5e-3);
     for (int i = 0; i < countof(counts); i++)
         drop_grads(b, &g[i]);
     struct tensor *rest[] = {&f.q, &f.k, &f.v, &f.o, &f.lse, &f.work, &base.d_o, &work};

@@ -145,7 +145,7 @@ __device__ __forceinline__ void sum_part(bwd_pool<D> *s, float *sum, int before,
 }
 
 /* Another thread waits for turns, one tile ahead: each look at memory takes a while. */
-template <int D> __device__ __forceinline__ void watch_turns(const bwd_job &j, bwd_pool<D> *s)
+template <int D, bool ANY_ORDER> __device__ __forceinline__ void watch_turns(const bwd_job &j, bwd_pool<D> *s)
 {
     uint32_t steps = 0;
     for (uint32_t round = 0;; round++) {
@@ -157,8 +157,11 @@ template <int D> __device__ __forceinline__ void watch_turns(const bwd_job &j, b
         for (int count = steps_of(j, p); count > 0; count--, steps++, at.next(j, p)) {
             int before = p.n - first_block(j, p.b, at.m);
             barrier_wait(&s->turn_empty, (steps & 1) ^ 1);
+            /* In any order: the first one stores and the last one reads the sum, so these two have their turns; those
+             * between add their parts as they come. */
+            bool between = ANY_ORDER && p.n != last_block(j, at.m);
             if (before > 0)
-                turn_wait(&j.turn[tile_index(j, p.b, at.h, at.m)], before);
+                turn_wait(&j.turn[tile_index(j, p.b, at.h, at.m)], between ? 1 : before);
             barrier_arrive(&s->turn_full);
         }
     }
@@ -505,7 +508,8 @@ template <int D> __device__ __forceinline__ void work(const bwd_job &j, bwd_pool
 
 #endif /* HOPPER_CODE */
 
-template <int D>
+/* ANY_ORDER: sums of dq need not be the same twice (gpu.fast). */
+template <int D, bool ANY_ORDER>
 __global__ void __launch_bounds__(THREADS, 1)
     bwd_hopper(const __grid_constant__ bwd_job j, const __grid_constant__ bwd_maps maps)
 {
@@ -523,7 +527,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         else if (threadIdx.x == 32)
             sum_up<D>(j, s);
         else if (threadIdx.x == 64)
-            watch_turns<D>(j, s);
+            watch_turns<D, ANY_ORDER>(j, s);
     } else {
         registers_up<240>();
         work<D>(j, s, role - 1);
@@ -592,7 +596,7 @@ template <int D> static int run_bwd_hopper(struct lane *l, const struct attentio
     TRY(tensor_map_heads(l, &maps.v, &a->v, KEYS));
     TRY(tensor_map_heads(l, &maps.dout, &a->d_o, TILE_ROWS<D>));
     TRY(attention_bwd_prepare(l, a, j));
-    auto kernel = bwd_hopper<D>;
+    auto kernel = cuda_of(l)->want.fast ? bwd_hopper<D, true> : bwd_hopper<D, false>;
     int smem = bwd_smem<D>();
     NEEDS_SMEM(l, kernel, smem);
     LAUNCH(l, kernel, (unsigned)min_i64(cuda_of(l)->sm_budget, j.items), THREADS, smem, j, maps);

@@ -257,15 +257,15 @@ __device__ __forceinline__ void fence_async_proxy(void) { asm volatile("fence.pr
 
 /* ---- turns: blocks that work on the same memory one after the other -------------------------- */
 
-/* Until *turn is mine: what the block before did to memory, by stores or bulk copies, is visible; to bulk copies after
- * turn_taken, also to those of another thread that this one hands over to by a barrier. The blocks before must have
- * begun before this one, or the wait may never end. */
+/* Until *turn has come to mine: what the blocks before did to memory, by stores or bulk copies, is visible; to bulk
+ * copies after turn_taken, also to those of another thread that this one hands over to by a barrier. The blocks before
+ * must have begun before this one, or the wait may never end. */
 __device__ __forceinline__ void turn_wait(const int *turn, int mine)
 {
     int now;
     for (;;) {
         asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-        if (now == mine)
+        if (now >= mine)
             break;
         __nanosleep(32);
     }
