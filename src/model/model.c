@@ -153,20 +153,26 @@ static struct tensor codes_at(const struct model *m, int64_t offset, struct tens
     return shape;
 }
 
-int model_quantise_param(const struct model *m, int index, struct lane *lane)
+struct quantise_args model_param_codes(const struct model *m, int index)
 {
     const struct param_entry *row = &m->params.list[index];
     struct code_rule r = code_rule(m->cfg);
     int64_t out = param_code_rows(&row->p), in = row->p.dim[row->p.rank - 1];
     enum dtype wide = m->dev->wide;
     struct tensor all = model_param(m, index);
-    struct quantise_args a = {.x = tensor_2d(all.data, all.dtype, out, in),
-                              .q = codes_at(m, row->code_offset[0], tensor_2d(NULL, DT_F8_E4M3, out, in)),
-                              .qs = codes_at(m, row->code_offset[1], f8_scales(wide, out, in, r.block, r.square)),
-                              .t = codes_at(m, row->code_offset[2], tensor_2d(NULL, DT_F8_E4M3, in, out)),
-                              .ts = codes_at(m, row->code_offset[3], f8_scales(wide, in, out, r.block, r.square)),
-                              .block = r.block,
-                              .square = r.square};
+    return (struct quantise_args){.x = tensor_2d(all.data, all.dtype, out, in),
+                                  .q = codes_at(m, row->code_offset[0], tensor_2d(NULL, DT_F8_E4M3, out, in)),
+                                  .qs = codes_at(m, row->code_offset[1], f8_scales(wide, out, in, r.block, r.square)),
+                                  .t = codes_at(m, row->code_offset[2], tensor_2d(NULL, DT_F8_E4M3, in, out)),
+                                  .ts = codes_at(m, row->code_offset[3], f8_scales(wide, in, out, r.block, r.square)),
+                                  .block = r.block,
+                                  .square = r.square};
+}
+
+int model_quantise_param(const struct model *m, int index, struct lane *lane)
+{
+    const struct param_entry *row = &m->params.list[index];
+    struct quantise_args a = model_param_codes(m, index);
     int64_t work = m->ops->quantise_work != NULL ? m->ops->quantise_work(&a) : 0;
     a.work = codes_at(m, work > 0 ? row->code_work : -1, tensor_1d(NULL, DT_U8, work));
     return m->ops->quantise(lane, &a);

@@ -6,6 +6,7 @@
 #include "layers/layer.h"
 #include "model/pattern.h"
 #include "model/policy.h"
+#include "ops/quantise/quantise.h"
 #include "plan/plan.h"
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
@@ -76,6 +77,8 @@ struct shard model_param_kept(const struct model *m, int index); /* which elemen
 int model_set_param(struct model *m, int index, const struct tensor *host, struct err *e);
 /* Whole, or this rank's shard of the sums. */
 struct tensor model_grad(const struct model *m, int index);
+/* A parameter that has FP8 codes as a matrix, and where its codes and scales are. */
+struct quantise_args model_param_codes(const struct model *m, int index);
 /* FP8 codes of a parameter from its value; of all that have codes. After every change of values that is not the update
  * plan's. */
 int model_quantise_param(const struct model *m, int index, struct lane *lane);

@@ -94,6 +94,13 @@ static int update_step(const struct step_ctx *c)
             .copy = copy ? param : (struct tensor){0},
             .decay = t->decay,
             .rate = t->rate};
+        if (t->coded >= 0) {
+            struct quantise_args codes = model_param_codes(n->m, t->coded);
+            n->parts[k].q = codes.q;
+            n->parts[k].qs = codes.qs;
+            n->parts[k].t = codes.t;
+            n->parts[k].ts = codes.ts;
+        }
     }
     const struct adamw_part *p = &n->parts[0];
     struct adamw_args a = {.p = p->p,
@@ -108,6 +115,10 @@ static int update_step(const struct step_ctx *c)
                            .eps = n->eps,
                            .decay = p->decay,
                            .rate = p->rate,
+                           .q = p->q,
+                           .qs = p->qs,
+                           .t = p->t,
+                           .ts = p->ts,
                            .more = p + 1,
                            .n_more = n->n - 1};
     return c->ops->adamw(c->lane, &a);
@@ -131,8 +142,13 @@ static int new_node(struct optim *o, const struct model *m, int most, struct upd
 {
     const struct config_train *t = &m->cfg->train;
     *list = graph_own(&o->g, (size_t)most * sizeof **list);
-    *n = (struct update_node){
-        .beta1 = t->beta1, .beta2 = t->beta2, .eps = t->eps, .wide = m->dev->wide, .real = m->dev->real, .list = *list};
+    *n = (struct update_node){.beta1 = t->beta1,
+                              .beta2 = t->beta2,
+                              .eps = t->eps,
+                              .wide = m->dev->wide,
+                              .real = m->dev->real,
+                              .m = m,
+                              .list = *list};
     n->grads = graph_own(&o->g, (size_t)most * sizeof *n->grads);
     n->parts = graph_own(&o->g, (size_t)most * sizeof *n->parts);
     return *list == NULL || n->grads == NULL || n->parts == NULL ? ST_NOMEM : ST_OK;
@@ -142,6 +158,17 @@ static int new_node(struct optim *o, const struct model *m, int most, struct upd
 static int64_t skipped(const struct model *m, int k, struct shard s, enum kept_form form)
 {
     return s.first - mesh_kept(&m->mesh, &m->params.list[k].p, form).first;
+}
+
+static bool trained(const struct model *m, int k) { return param_trained(&m->params.list[k].p); }
+
+/* Does the update of this parameter make its codes? It has all of the matrix, and squares, whose scales need no more
+ * than a tile of it; otherwise a node after the update makes them. */
+static bool updates_codes(const struct model *m, int k)
+{
+    return trained(m, k) && m->params.list[k].p.codes && shard_is_all(m, k) &&
+           m->cfg->optim.offload == CFG_OPTIM_OFFLOAD_OFF && code_rule(m->cfg).square &&
+           code_rule(m->cfg).block == ADAMW_SQUARE;
 }
 
 /* n elements of a parameter from `first` on. */
@@ -160,10 +187,10 @@ static struct trained part_of(const struct model *m, int k, struct shard s)
                             .decay = own_decay      ? group->weight_decay
                                      : row->p.decay ? m->cfg->train.weight_decay
                                                     : 0,
-                            .rate = group != NULL ? group->lr : 1};
+                            .rate = group != NULL ? group->lr : 1,
+                            .coded = -1};
 }
 
-static bool trained(const struct model *m, int k) { return param_trained(&m->params.list[k].p); }
 static int64_t kept(const struct model *m, int k, enum kept_form form)
 {
     return mesh_kept(&m->mesh, &m->params.list[k].p, form).n;
@@ -188,7 +215,8 @@ static int list_updated(struct optim *o, struct model *m, struct update_node *n)
         if (s.n == 0)
             continue;
         extend(&n->form[FORM_OPTIM], row->optim_offset, 2 * moment);
-        list[n->n++] = part_of(m, k, s);
+        list[n->n] = part_of(m, k, s);
+        list[n->n++].coded = updates_codes(m, k) ? k : -1;
     }
     return ST_OK;
 }
@@ -242,7 +270,32 @@ static void declare_norm(struct optim *o, const struct model *m, const struct up
     graph_cost(g, node, PH_FWD, 2 * trained_elems(n), trained_elems(n) * (double)dtype_bytes(n->wide));
 }
 
-static void declare_update(struct optim *o, const struct update_node *n, slot_id grads, slot_id param, slot_id hyper)
+/* Elements whose codes the update makes, or a node of its own does. */
+static double coded_elems(const struct model *m, bool by_update)
+{
+    double elems = 0;
+    for (int k = 0; k < m->params.n; k++)
+        if (trained(m, k) && m->params.list[k].p.codes && updates_codes(m, k) == by_update)
+            elems += (double)param_elems(&m->params.list[k].p);
+    return elems;
+}
+
+/* The stretch that holds the codes of all trained parameters; NO_SLOT: there are none. */
+static slot_id codes_slot(struct optim *o, const struct model *m)
+{
+    struct stretch codes = {0};
+    for (int k = 0; k < m->params.n; k++) {
+        const struct param_entry *row = &m->params.list[k];
+        for (int i = 0; trained(m, k) && row->p.codes && i < countof(row->code_offset); i++)
+            extend(&codes, row->code_offset[i], 1);
+    }
+    return codes.end > codes.begin ? graph_persistent(&o->g, "codes", tensor_1d(NULL, DT_U8, codes.end - codes.begin),
+                                                      ARENA_CODE, codes.begin)
+                                   : NO_SLOT;
+}
+
+static void declare_update(struct optim *o, const struct update_node *n, slot_id grads, slot_id param, slot_id hyper,
+                           slot_id codes)
 {
     struct graph *g = &o->g;
     if (n->n == 0)
@@ -253,41 +306,34 @@ static void declare_update(struct optim *o, const struct update_node *n, slot_id
     }
     slot_id master = stretch_slot(g, n, FORM_MASTER), moments = stretch_slot(g, n, FORM_OPTIM);
     double elems = trained_elems(n), copy = master != NO_SLOT ? (double)dtype_bytes(n->real) : 0;
+    double coded = coded_elems(n->m, true);
     int node = graph_node(g, "adamw", LANE_COMPUTE, n);
     GRAPH_PHASE(g, node, PH_FWD, update_step, READS(grads), READS(hyper), READS(o->clip), ADDS(master), ADDS(param),
-                ADDS(moments));
-    graph_cost(g, node, PH_FWD, 12 * elems, elems * (7 * (double)dtype_bytes(n->wide) + copy));
+                ADDS(moments), ADDS(coded > 0 ? codes : NO_SLOT));
+    graph_cost(g, node, PH_FWD, 12 * elems + 4 * coded, elems * (7 * (double)dtype_bytes(n->wide) + copy) + 2 * coded);
 }
 
-/* Codes of new values, made from all of each parameter, whoever updated it: every rank has the same. */
+/* Codes of new values that the update does not make itself: from all of each parameter, whoever updated it, so that
+ * every rank has the same. */
 static int quantise_step(const struct step_ctx *c)
 {
     const struct model *m = c->self;
     for (int k = 0; k < m->params.n; k++)
-        if (trained(m, k) && m->params.list[k].p.codes)
+        if (trained(m, k) && m->params.list[k].p.codes && !updates_codes(m, k))
             TRY(model_quantise_param(m, k, c->lane));
     return ST_OK;
 }
 
-static int declare_quantise(struct optim *o, const struct model *m, slot_id params, const struct stretch *s)
+static int declare_quantise(struct optim *o, const struct model *m, slot_id params, const struct stretch *s,
+                            slot_id codes)
 {
     struct graph *g = &o->g;
-    struct stretch codes = {0};
-    double elems = 0;
-    for (int k = 0; k < m->params.n; k++) {
-        const struct param_entry *row = &m->params.list[k];
-        bool has = trained(m, k) && row->p.codes;
-        for (int i = 0; has && i < countof(row->code_offset); i++)
-            extend(&codes, row->code_offset[i], 1);
-        elems += has ? (double)param_elems(&row->p) : 0;
-    }
-    if (codes.end <= codes.begin)
+    double elems = coded_elems(m, false);
+    if (elems == 0)
         return ST_OK;
     declare_coded_gather(o, m, params, s);
-    slot_id slot =
-        graph_persistent(g, "codes", tensor_1d(NULL, DT_U8, codes.end - codes.begin), ARENA_CODE, codes.begin);
     int node = graph_node(g, "quantise", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, node, PH_FWD, quantise_step, READS(params), WRITES(slot));
+    GRAPH_PHASE(g, node, PH_FWD, quantise_step, READS(params), ADDS(codes));
     graph_cost(g, node, PH_FWD, 4 * elems, elems * ((double)dtype_bytes(m->dev->wide) + 2));
     return g->err.code;
 }
@@ -357,8 +403,9 @@ static int declare(struct optim *o, struct model *m, const struct model_plan *tr
     declare_ends(o, m, grads, &update->form[FORM_GRAD]);
     declare_norm(o, m, norm, grads, sums);
     TRY(declare_clip(o, m, train, sums));
-    declare_update(o, update, grads, params, hyper);
-    TRY(declare_quantise(o, m, params, &update->form[FORM_PARAM]));
+    slot_id codes = codes_slot(o, m);
+    declare_update(o, update, grads, params, hyper, codes);
+    TRY(declare_quantise(o, m, params, &update->form[FORM_PARAM], codes));
     return declare_layer_updates(o, m);
 }
 

@@ -14,11 +14,13 @@ struct stretch {
 struct trained {
     int64_t elems, grad, master, param, optim;
     double decay, rate;
+    int coded; /* the parameter whose FP8 codes the update makes, all of it being updated here; -1: none */
 };
 enum form { FORM_GRAD, FORM_MASTER, FORM_PARAM, FORM_OPTIM, FORM_COUNT };
 struct update_node {
     double beta1, beta2, eps;
     enum dtype wide, real;
+    const struct model *m;
     int n;
     const struct trained *list;
     struct stretch form[FORM_COUNT];

@@ -151,13 +151,13 @@ static void several_parameters_go_as_one_by_one(void **state)
     for (int way = 0; way < 2; way++) {
         struct adamw_part part[PARTS];
         for (int k = 0; k < PARTS; k++)
-            part[k] = (struct adamw_part){tensor_1d(p[way][k], DT_F32, N),
-                                          tensor_1d(g[k], DT_F32, N),
-                                          tensor_1d(m[way][k], DT_F32, N),
-                                          tensor_1d(v[way][k], DT_F32, N),
-                                          tensor_1d(copy[way][k], DT_F32, N),
-                                          decays[k],
-                                          1};
+            part[k] = (struct adamw_part){.p = tensor_1d(p[way][k], DT_F32, N),
+                                          .g = tensor_1d(g[k], DT_F32, N),
+                                          .m = tensor_1d(m[way][k], DT_F32, N),
+                                          .v = tensor_1d(v[way][k], DT_F32, N),
+                                          .copy = tensor_1d(copy[way][k], DT_F32, N),
+                                          .decay = decays[k],
+                                          .rate = 1};
         int calls = way == 0 ? 1 : PARTS;
         for (int k = 0; k < calls; k++) {
             struct adamw_args a = {.p = part[k].p,

@@ -15,22 +15,6 @@ static bool in_tiles(const struct tensor *x, const struct tensor *dy, const stru
            aligned && (t->rank == 0 || rows % 16 == 0) && rows <= 65535ll * F8_TILE;
 }
 
-/* Eight values as they would be stored. */
-template <typename T> __device__ __forceinline__ f8_eight<T> stored(const float *v);
-template <> __device__ __forceinline__ f8_eight<bf16> stored<bf16>(const float *v)
-{
-    f8_eight<bf16> e;
-    e.raw[0] = repack<bf16>(v);
-    return e;
-}
-template <> __device__ __forceinline__ f8_eight<float> stored<float>(const float *v)
-{
-    f8_eight<float> e;
-    e.raw[0] = repack<float>(v);
-    e.raw[1] = repack<float>(v + 4);
-    return e;
-}
-
 /* The thread's eight rows, four at a time so that their loads are under way together. Forward tile holds y; backward
  * the gradient of gate, and up that of up. */
 template <typename T, int CURVE, bool GATED, bool BACK, bool CLAMPED>
@@ -64,9 +48,9 @@ __device__ __forceinline__ void make_tile(const struct act_call &a, int64_t r0, 
                 gate[e] = BACK ? d[e] * d_gate : y;
                 up[e] = BACK ? d[e] * d_up : 0.0f;
             }
-            tile[i0 + i] = stored<T>(gate);
+            tile[i0 + i] = f8_stored<T>(gate);
             if (BACK && GATED)
-                tile_up[i0 + i] = stored<T>(up);
+                tile_up[i0 + i] = f8_stored<T>(up);
         }
     }
 }

@@ -1,8 +1,8 @@
 /* adamw, CUDA version; see adamw.h. One kernel updates dozens of parameters: their addresses travel as its argument, so
  * neither a table in device memory nor a launch for each is needed. Blocks of BLOCK elements, distributed over the
- * parameters in order. */
-#include "ops/cuda/rows.cuh"
-#include "ops/adamw/adamw.h"
+ * parameters in order. Matrices with FP8 codes have a kernel of their own (adamw_codes.cu). */
+#include "ops/adamw/adamw.cuh"
+#include "ops/adamw/adamw_int.h"
 
 enum { PARTS = 64, BLOCK = 4096 }; /* parameters and elements a launch and a block take */
 
@@ -17,22 +17,8 @@ struct part {
 struct adamw_call {
     struct part part[PARTS];
     int parts;
-    const double *hyper, *scale;
-    float beta1, beta2, eps, rest1, rest2; /* rest: 1 - beta */
+    struct adamw_common common;
 };
-
-/* What does not depend on the element. */
-struct rates {
-    float coef, step, v_fix, shrink, beta1, beta2, rest1, rest2, eps;
-};
-
-__device__ __forceinline__ void update(const struct rates &r, float g, float *p, float *m, float *v)
-{
-    g *= r.coef;
-    *m = r.beta1 * *m + r.rest1 * g;
-    *v = r.beta2 * *v + r.rest2 * g * g;
-    *p -= r.step * *m / (sqrtf(*v * r.v_fix) + r.eps) + r.shrink * *p;
-}
 
 template <typename T>
 __device__ __forceinline__ void update_vector(const struct rates &r, const struct part &at, int64_t i)
@@ -55,23 +41,10 @@ __device__ __forceinline__ void update_vector(const struct rates &r, const struc
 template <typename T>
 static __global__ void __launch_bounds__(256) adamw_parts(const __grid_constant__ struct adamw_call a)
 {
-    if (a.scale[2] != 0)
+    if (a.common.scale[2] != 0)
         return;
-    int k = 0;
-    for (int d = 32; d > 0; d >>= 1) /* the last part that begins at or before this block */
-        if (k + d < a.parts && a.part[k + d].first_block <= blockIdx.x)
-            k += d;
-    const struct part &at = a.part[k];
-    float lr = at.rate * (float)a.hyper[0];
-    struct rates r = {(float)a.scale[1],
-                      lr / (float)a.hyper[1],
-                      1.0f / (float)a.hyper[2],
-                      lr * at.decay,
-                      a.beta1,
-                      a.beta2,
-                      a.rest1,
-                      a.rest2,
-                      a.eps};
+    const struct part &at = a.part[part_of_block(a.part, a.parts, blockIdx.x)];
+    struct rates r = rates_of(a.common, at.rate, at.decay);
     int64_t first = (int64_t)(blockIdx.x - at.first_block) * BLOCK, end = min(at.n, first + BLOCK);
     bool vectors =
         ((uintptr_t)at.p | (uintptr_t)at.g | (uintptr_t)at.m | (uintptr_t)at.v | (uintptr_t)at.copy) % 16 == 0;
@@ -113,23 +86,36 @@ static int launch(struct lane *l, const struct adamw_call *c, uint32_t blocks, e
     return ST_OK;
 }
 
+/* Codes of parts that do not fit tiles. */
+static int plain_codes(struct lane *l, const struct adamw_args *a)
+{
+    for (int k = 0; k <= a->n_more; k++) {
+        struct adamw_part p = adamw_part_at(a, k);
+        struct quantise_args codes = adamw_quantise(&p);
+        if (present(&p.q) && !adamw_in_tiles(&p))
+            TRY(quantise_cuda(l, &codes));
+    }
+    return ST_OK;
+}
+
 extern "C" int adamw_cuda(struct lane *l, const struct adamw_args *a)
 {
     enum dtype copy;
     TRY(adamw_check(a, l->err));
     TRY(one_copy_type(a, &copy, l->err));
     struct adamw_call c = {};
-    c.hyper = (const double *)a->hyper.data;
-    c.scale = (const double *)a->scale.data;
-    c.beta1 = (float)a->beta1;
-    c.beta2 = (float)a->beta2;
-    c.rest1 = (float)(1 - a->beta1);
-    c.rest2 = (float)(1 - a->beta2);
-    c.eps = (float)a->eps;
+    c.common.hyper = (const double *)a->hyper.data;
+    c.common.scale = (const double *)a->scale.data;
+    c.common.beta1 = (float)a->beta1;
+    c.common.beta2 = (float)a->beta2;
+    c.common.rest1 = (float)(1 - a->beta1);
+    c.common.rest2 = (float)(1 - a->beta2);
+    c.common.eps = (float)a->eps;
+    TRY(adamw_coded(l, a, &c.common));
     int64_t blocks = 0;
     for (int k = 0; k <= a->n_more; k++) {
         struct adamw_part p = adamw_part_at(a, k);
-        if (p.p.dim[0] == 0)
+        if (p.p.dim[0] == 0 || adamw_in_tiles(&p))
             continue;
         struct part *to = &c.part[c.parts++];
         to->p = (float *)p.p.data;
@@ -151,5 +137,7 @@ extern "C" int adamw_cuda(struct lane *l, const struct adamw_args *a)
             blocks = 0;
         }
     }
-    return launch(l, &c, (uint32_t)blocks, copy);
+    if (c.parts > 0)
+        TRY(launch(l, &c, (uint32_t)blocks, copy));
+    return plain_codes(l, a);
 }

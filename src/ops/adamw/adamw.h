@@ -2,6 +2,8 @@
  *   p, g, m, v [n] wide dense. hyper F64 [8] on the device: [0] lr, [1] 1 - beta1^t, [2] 1 - beta2^t.
  *   scale F64 [4] from clip: [1] gradient coefficient, [2] skip if nonzero: nothing is written.
  *   copy [n] real dense, optional: p after the update, rounded; what the layers compute with.
+ *   q [rows, cols] E4M3 and qs, t [cols, rows] and ts, optional: FP8 codes of p after the update, of rows cols = n
+ *   elements, and of its transpose, with scales for squares of 128: bits are those of ops/quantise. t only beside q.
  *   g' = g * scale[1]; m = b1 m + (1-b1) g'; v = b2 v + (1-b2) g'^2;
  *   p -= lr * ( (m / hyper[1]) / (sqrt(v / hyper[2]) + eps) + decay * p ).
  * with lr = rate * hyper[0].
@@ -13,9 +15,12 @@
 
 #include "ops/op.h"
 
+enum { ADAMW_SQUARE = 128 }; /* values that share a scale: so many rows and columns of them */
+
 struct adamw_part {
     struct tensor p, g, m, v, copy;
     double decay, rate; /* rate: factor of the learning rate */
+    struct tensor q, qs, t, ts;
 };
 #define ADAMW_FIELDS(T, N, S, op)                                                                                      \
     T(op, p, STATE, WIDE, "n")                                                                                         \
@@ -25,6 +30,10 @@ struct adamw_part {
     T(op, copy, OPT_OUT, REAL, "n")                                                                                    \
     T(op, hyper, IN, F64, "8")                                                                                         \
     T(op, scale, IN, F64, "4")                                                                                         \
+    T(op, q, OPT_SAVED, F8, "")                                                                                        \
+    T(op, qs, OPT_SAVED, WIDE, "")                                                                                     \
+    T(op, t, OPT_SAVED, F8, "")                                                                                        \
+    T(op, ts, OPT_SAVED, WIDE, "")                                                                                     \
     N(op, double, beta1, 0.9)                                                                                          \
     N(op, double, beta2, 0.95)                                                                                         \
     N(op, double, eps, 1e-8)                                                                                           \
@@ -36,7 +45,7 @@ OP_ARGS(adamw, ADAMW_FIELDS);
 /* Parameter k of the call, 0 <= k <= n_more. */
 static inline struct adamw_part adamw_part_at(const struct adamw_args *a, int k)
 {
-    struct adamw_part first = {a->p, a->g, a->m, a->v, a->copy, a->decay, a->rate};
+    struct adamw_part first = {a->p, a->g, a->m, a->v, a->copy, a->decay, a->rate, a->q, a->qs, a->t, a->ts};
     return k == 0 ? first : a->more[k - 1];
 }
 

@@ -57,6 +57,9 @@ int CPU_NAME(adamw_cpu)(struct lane *l, const struct adamw_args *a)
     for (int k = 0; k <= a->n_more; k++) {
         struct adamw_part part = adamw_part_at(a, k);
         update_one(a, &part);
+        struct quantise_args codes = adamw_quantise(&part);
+        if (present(&part.q))
+            TRY(CPU_NAME(quantise_cpu)(l, &codes));
     }
     return ST_OK;
 }

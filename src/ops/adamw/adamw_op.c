@@ -7,6 +7,23 @@
 
 #include <math.h>
 
+static int check_codes(const struct adamw_part *a, enum dtype wide, struct err *e)
+{
+    if (present(&a->t) && !present(&a->q))
+        return err_set(e, ST_INVALID, "adamw: codes t without codes q");
+    if (!present(&a->q))
+        return ST_OK;
+    TRY(f8_check("adamw", "q", &a->q, &a->qs, wide, ADAMW_SQUARE, true, e));
+    if (a->q.dtype != DT_F8_E4M3 || a->q.dim[0] * a->q.dim[1] != a->p.dim[0])
+        return err_set(e, ST_INVALID, "adamw: codes q are %s [%lld, %lld], expected F8_E4M3 of %lld elements",
+                       dtype_name(a->q.dtype), (long long)a->q.dim[0], (long long)a->q.dim[1], (long long)a->p.dim[0]);
+    if (!present(&a->t))
+        return ST_OK;
+    TRY(f8_check("adamw", "t", &a->t, &a->ts, wide, ADAMW_SQUARE, true, e));
+    CHECK_T("adamw", "t", &a->t, DT_F8_E4M3, 2, a->q.dim[1], a->q.dim[0]);
+    return ST_OK;
+}
+
 static int check_part(const struct adamw_part *a, struct err *e)
 {
     enum dtype wide = wide_of(a->p.dtype);
@@ -19,7 +36,7 @@ static int check_part(const struct adamw_part *a, struct err *e)
     CHECK_OPT("adamw", "copy", &a->copy, wide_of(a->copy.dtype) == wide ? a->copy.dtype : wide, 1, n);
     if (!isfinite(a->decay) || !(a->rate >= 0 && isfinite(a->rate)))
         return err_set(e, ST_INVALID, "adamw: decay is %g and rate %g", a->decay, a->rate);
-    return ST_OK;
+    return check_codes(a, wide, e);
 }
 
 int adamw_check(const struct adamw_args *a, struct err *e)

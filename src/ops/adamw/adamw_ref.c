@@ -30,6 +30,9 @@ int adamw_ref(struct lane *l, const struct adamw_args *a)
     for (int k = 0; k <= a->n_more; k++) {
         struct adamw_part part = adamw_part_at(a, k);
         update_one(a, &part);
+        struct quantise_args codes = adamw_quantise(&part);
+        if (present(&part.q))
+            TRY(quantise_ref(l, &codes));
     }
     return ST_OK;
 }

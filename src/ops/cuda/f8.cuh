@@ -61,6 +61,22 @@ template <typename T> __device__ __forceinline__ f8_eight<T> f8_load(const T *p)
     return e;
 }
 
+/* Eight values as they would be stored. */
+template <typename T> __device__ __forceinline__ f8_eight<T> f8_stored(const float *v);
+template <> __device__ __forceinline__ f8_eight<bf16> f8_stored<bf16>(const float *v)
+{
+    f8_eight<bf16> e;
+    e.raw[0] = repack<bf16>(v);
+    return e;
+}
+template <> __device__ __forceinline__ f8_eight<float> f8_stored<float>(const float *v)
+{
+    f8_eight<float> e;
+    e.raw[0] = repack<float>(v);
+    e.raw[1] = repack<float>(v + 4);
+    return e;
+}
+
 __device__ __forceinline__ uint32_t magnitude(float v) { return __float_as_uint(v) & 0x7fffffffu; }
 __device__ __forceinline__ uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 __device__ __forceinline__ uint32_t warp_max_u32(uint32_t x, int lanes)
@@ -241,8 +257,19 @@ __device__ __forceinline__ void f8_column_factors(const f8_most<T> &most, const 
     __syncthreads();
 }
 
+/* Which columns of a tile a thread has: eight side by side, or (SPLIT) four in each half of the tile, so that loads and
+ * stores of fp32 are contiguous over threads. Element e of either four of thread c, and the thread of a column. */
+template <bool SPLIT> __device__ __forceinline__ int f8_column(int c, int half, int e)
+{
+    return SPLIT ? F8_TILE / 2 * half + 4 * c + e : 8 * c + 4 * half + e;
+}
+template <bool SPLIT> __device__ __forceinline__ int f8_owner(int column)
+{
+    return SPLIT ? column % (F8_TILE / 2) / 4 : column / 8;
+}
+
 /* Transposed codes: factors of columns in s->factor (ROWS), or one for all. */
-template <typename T, enum dtype TYPE, int BLOCKS>
+template <typename T, enum dtype TYPE, int BLOCKS, bool SPLIT = false>
 __device__ __forceinline__ void f8_columns(const f8_eight<T> *tile, const struct f8_out &o, int64_t r0, int64_t c0,
                                            float common, struct f8_shared *s)
 {
@@ -250,7 +277,7 @@ __device__ __forceinline__ void f8_columns(const f8_eight<T> *tile, const struct
 #pragma unroll
     for (int half = 0; half < 2; half++) { /* four columns at a time: fewer registers */
         uint32_t word[4][2];
-        float4 f = BLOCKS == F8_ROWS ? *(const float4 *)&s->factor[8 * c + 4 * half]
+        float4 f = BLOCKS == F8_ROWS ? *(const float4 *)&s->factor[f8_column<SPLIT>(c, half, 0)]
                                      : make_float4(common, common, common, common);
         const float factor[4] = {f.x, f.y, f.z, f.w};
 #pragma unroll
@@ -266,7 +293,7 @@ __device__ __forceinline__ void f8_columns(const f8_eight<T> *tile, const struct
         }
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            s->codes[8 * c + 4 * half + e][g ^ c] = make_uint2(word[e][0], word[e][1]);
+            s->codes[f8_column<SPLIT>(c, half, e)][g ^ c] = make_uint2(word[e][0], word[e][1]);
     }
     __syncthreads();
     /* Sixteen rows of a column at a time; 32 columns further with each turn. */
@@ -275,7 +302,7 @@ __device__ __forceinline__ void f8_columns(const f8_eight<T> *tile, const struct
     uint8_t *t = o.t + (c0 + col) * o.rows + row;
 #pragma unroll
     for (int k = 0; k < F8_TILE / 32; k++, col += 32, t += 32 * o.rows) {
-        int swap = col / 8;
+        int swap = f8_owner<SPLIT>(col);
         uint4 v = *(const uint4 *)&s->codes[col][(2 * pair) ^ (swap & ~1)];
         if (swap & 1)
             v = make_uint4(v.z, v.w, v.x, v.y);
