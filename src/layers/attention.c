@@ -562,7 +562,8 @@ static int attention_declare(struct build *b, struct core_io *io)
                                     .bias = bo,
                                     .in = m->heads * m->dim,
                                     .out = b->cfg->model.hidden,
-                                    .summed = true});
+                                    .summed = true,
+                                    .x_kept = s.og == NO_SLOT});
     return b->g->err.code;
 }
 

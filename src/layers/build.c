@@ -245,7 +245,7 @@ int linear_forward(struct build *b, const char *name, const struct linear *l)
     struct linear_cost cost = linear_cost(b, l);
     bool codes = l->w.codes.q != NO_SLOT;
     if (codes)
-        activation_codes(b, l->x);
+        activation_codes(b, l);
     int n = graph_node(g, name, LANE_COMPUTE, NULL);
     if (codes)
         linear8_forward(b, n, l);

@@ -67,6 +67,10 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
         GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .s = of(g, s), .drop = drop);
     if (norm.layer)
         norm_forward(g, n, PH_FWD, &norm, of(g, next->x), of(g, next->h));
+    else if (!wide_stream(b))
+        declare_norm_source(
+            b, (struct known_norm){
+                   .h = next->h, .x = next->x, .rstd = norm.rstd, .w = norm.w.w, .zero_centered = norm.zero_centered});
     graph_cost(g, n, PH_FWD, 5 * size.elems, (closes ? 2 : 1) * (size.stream + size.layer));
     if (!training(b))
         return g->err.code;

@@ -150,6 +150,7 @@ struct build {
         int number, chunk; /* of the layer: its b->number, 0: none yet; its chunk */
     } shared_index;
     struct known_codes *known_codes; /* activations whose FP8 codes are declared already (linear8.c) */
+    struct known_norm *known_norms;  /* activations that are norms of what is kept (linear8.c) */
     bool want_logits;
     slot_id logits;           /* head output in decode mode, or with want_logits */
     struct adapter *adapters; /* lora.c: those declared so far, newest first */
@@ -210,6 +211,7 @@ struct linear {
     } part[LINEAR_MAX_PARTS]; /* up to the first without a name; none: one projection */
     bool plain;               /* never adapted: routers */
     bool summed;              /* y is one rank's part of a sum over tensor-parallel ranks */
+    bool x_kept;              /* x is kept for the backward pass of another node in any case */
 };
 int linear_declare(struct build *b, const char *name, const struct linear *l); /* node */
 /* The same in two halves, between which a core may append to the forward phase what is to be recomputed with it. */
@@ -226,8 +228,18 @@ bool attention_draws(const struct config *c); /* random numbers, for the dropout
 struct dropout_rule attention_dropout(const struct build *b);
 /* ---- the same in FP8 (linear8.c); build.c chooses by the weight's codes */
 
-/* Declared before the node that reads them; the codes of one activation are shared by all its readers. */
-struct code_slots activation_codes(struct build *b, slot_id x);
+/* Codes of the input of a linear layer, declared before its node; those of one activation are shared by all its
+ * readers. */
+struct code_slots activation_codes(struct build *b, const struct linear *l);
+/* h is the norm of x, and x and rstd are kept for the backward pass: codes of h are made of them, those of its
+ * transpose in the backward pass, and h itself only for readers that want numbers. Declared after h, before its
+ * readers. */
+struct known_norm {
+    slot_id h, x, rstd, w;
+    bool zero_centered;
+    struct known_norm *next;
+};
+void declare_norm_source(struct build *b, struct known_norm source);
 /* For a node that makes codes instead of the activation, or of the gradient, x: declared before any linear layer that
  * reads x, which then is not written. Its node can make them again. */
 struct code_slots declare_known(struct build *b, slot_id x, enum dtype type);

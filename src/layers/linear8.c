@@ -4,10 +4,12 @@
  *   backward  dx = dy W      dy by rows of 128,        the transpose of W by squares
  *   dw        dW += dy^T x   transposes of both, by 128 tokens
  * Codes of x and of its transpose are made in one pass when x is; the transpose is what is saved for dw, a byte a
- * number instead of two. Codes of W are made once a step, after the update (model_quantise). The gradient passes
- * through rounding unchanged. */
+ * number instead of two. Where x, or what it is the norm of, is kept in any case, the transpose's codes are made of it
+ * in the backward pass instead. Codes of W are made once a step, by the update (optim.c) or after it (model_quantise).
+ * The gradient passes through rounding unchanged. */
 #include "layers/layer.h"
 #include "ops/gemm8/gemm8.h"
+#include "ops/norm8/norm8.h"
 #include "ops/ops.h"
 #include "ops/quantise/quantise.h"
 
@@ -172,9 +174,62 @@ void codes_again(struct build *b, int node, const struct code_slots *c)
     graph_again(b->g, node, c->ts);
 }
 
-struct code_slots activation_codes(struct build *b, slot_id x)
+/* ---- codes of what is kept ------------------------------------------------------------------- */
+
+void declare_norm_source(struct build *b, struct known_norm source)
 {
     struct graph *g = b->g;
+    bool blocks = b->cfg->gpu.precision == CFG_PRECISION_FP8 && code_rule(b->cfg).block > 0;
+    struct known_norm *k = g->err.code == ST_OK && blocks ? graph_own(g, sizeof *k) : NULL;
+    if (k == NULL)
+        return;
+    *k = source;
+    k->next = b->known_norms;
+    b->known_norms = k;
+    graph_optional(g, source.h);
+}
+
+static const struct known_norm *norm_of(const struct build *b, slot_id h)
+{
+    const struct known_norm *k = b->known_norms;
+    while (k != NULL && k->h != h)
+        k = k->next;
+    return k;
+}
+
+/* Codes of an activation, or of the source that it is the norm of. */
+static void declare_makes(struct build *b, int node, enum phase_id ph, slot_id x, const struct known_norm *norm,
+                          const struct code_slots *c)
+{
+    struct graph *g = b->g;
+    double elems = g->err.code == ST_OK ? (double)tensor_elems(&g->slots[x].shape) : 0;
+    int codes = (c->q != NO_SLOT) + (c->t != NO_SLOT);
+    if (norm != NULL)
+        GRAPH_OP(g, node, ph, norm8, .x = of(g, norm->x), .rstd = of(g, norm->rstd), .w = of(g, norm->w),
+                 .q = of(g, c->q), .qs = of(g, c->qs), .t = of(g, c->t), .ts = of(g, c->ts),
+                 .block = code_rule(b->cfg).block, .zero_centered = norm->zero_centered);
+    else
+        declare_quantise(b, node, ph, x, c);
+    graph_cost(g, node, ph, 4 * elems, elems * ((double)dtype_bytes(b->dev->real) + codes));
+}
+
+/* The transpose's codes as a replay that every policy has: nothing makes them forward, nothing keeps them. */
+static void declare_later(struct build *b, slot_id x, const struct known_norm *norm, const struct code_slots *c)
+{
+    struct graph *g = b->g;
+    struct code_slots t = {.q = NO_SLOT, .qs = NO_SLOT, .t = c->t, .ts = c->ts};
+    int n = graph_node(g, "quantise_t", LANE_COMPUTE, NULL);
+    declare_makes(b, n, PH_REPLAY, x, norm, &t);
+    graph_replay(g, c->t, n);
+    graph_replay(g, c->ts, n);
+    if (g->err.code == ST_OK)
+        g->slots[c->t].dropped = g->slots[c->ts].dropped = true;
+}
+
+struct code_slots activation_codes(struct build *b, const struct linear *l)
+{
+    struct graph *g = b->g;
+    slot_id x = l->x;
     struct code_slots c = known_codes(b, x);
     if (c.q != NO_SLOT)
         return c;
@@ -183,15 +238,18 @@ struct code_slots activation_codes(struct build *b, slot_id x)
         return c;
     const char *scope = g->scope;
     int layer = g->layer;
+    const struct known_norm *norm = norm_of(b, x);
+    bool later = training(b) && (norm != NULL || l->x_kept);
+    struct code_slots now = later ? (struct code_slots){.q = c.q, .qs = c.qs, .t = NO_SLOT, .ts = NO_SLOT} : c;
     graph_scope(g, g->slots[x].layer, g->slots[x].tag);
     int n = graph_node(g, "quantise", LANE_COMPUTE, NULL);
+    declare_makes(b, n, PH_FWD, x, norm, &now);
+    if (training(b))
+        codes_again(b, n, &now);
+    if (later)
+        declare_later(b, x, norm, &c);
     g->scope = scope;
     g->layer = layer;
-    declare_quantise(b, n, PH_FWD, x, &c);
-    double elems = (double)tensor_elems(&g->slots[x].shape);
-    graph_cost(g, n, PH_FWD, 4 * elems, elems * (double)(dtype_bytes(b->dev->real) + (training(b) ? 2 : 1)));
-    if (training(b))
-        codes_again(b, n, &c);
     return c;
 }
 
@@ -201,7 +259,7 @@ void linear8_forward(struct build *b, int n, const struct linear *l)
 {
     struct graph *g = b->g;
     struct code_rule r = code_rule(b->cfg);
-    struct code_slots x = activation_codes(b, l->x);
+    struct code_slots x = activation_codes(b, l);
     GRAPH_OP(g, n, PH_FWD, gemm8, .a = of(g, x.q), .as = of(g, x.qs), .b = of(g, l->w.codes.q),
              .bs = of(g, l->w.codes.qs), .c = of(g, l->y), .bias = of(g, l->bias.w), .block = r.block,
              .b_square = r.square);
@@ -211,7 +269,7 @@ void linear8_backward(struct build *b, int n, const struct linear *l)
 {
     struct graph *g = b->g;
     struct code_rule r = code_rule(b->cfg);
-    struct code_slots x = activation_codes(b, l->x);
+    struct code_slots x = activation_codes(b, l);
     char prefix[64];
     if (g->err.code != ST_OK || l->dy == NO_SLOT)
         return;

@@ -350,7 +350,8 @@ void mla_output(struct build *b, const struct mla *m, const struct mla_slots *s,
                                     .bias = bo,
                                     .in = m->heads * m->v,
                                     .out = c->hidden,
-                                    .summed = true});
+                                    .summed = true,
+                                    .x_kept = true});
 }
 
 struct mla mla_of(const struct build *b)

@@ -487,6 +487,7 @@ static int offload(const struct model *m, struct graph *g, struct order *order, 
 int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
 {
     TRY(declare_plan(m, mp, o, e));
+    graph_trim(&mp->g);
     if (m->cfg->gpu.precision == CFG_PRECISION_FP8 && o->mode == BUILD_TRAIN)
         TRY(check_codes(m, e));
     if (o->mode == BUILD_TRAIN) {

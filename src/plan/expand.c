@@ -45,7 +45,7 @@ static int instance_to_read(struct builder *b, const struct step_ref *r, slot_id
         *out = *original;
         return ST_OK;
     }
-    if (*original < 0)
+    if (*original < 0 && (r->phase == PH_FWD || !s->dropped)) /* a replay alone may make it */
         return no_writer(b, r, slot);
     if (r->phase == PH_FWD || !s->dropped) {
         *out = *original;

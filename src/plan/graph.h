@@ -13,7 +13,8 @@
  *   (USE_ADD: the first contribution writes, later ones add).
  * - What the backward half reads of what the forward half wrote is *saved*: it lives in the frame of
  *   its chunk and microbatch. All else is transient and shares one workspace. This is derived, not declared.
- * - A slot with a replay may be dropped after the forward half and recomputed when first needed.
+ * - A slot with a replay may be dropped after the forward half and recomputed when first needed. One that is dropped
+ *   from the start needs no forward phase: its replay alone makes it.
  * - Two slots may share memory only if every use of one happens-before the first of the other:
  *   order on a lane or a wait proves that, never position in the list.
  */
@@ -154,6 +155,7 @@ struct slot {
     bool dropped;        /* policy: not saved, replayed */
     bool sum;            /* has several contributions: the first writes, later ones add */
     bool unwanted;       /* the gradient of a frozen parameter: nobody reads it */
+    bool optional;       /* left out where nobody reads it */
     bool weight;         /* a gathered weight, or gathered rows: its replay is another gather, which no policy names */
     bool offload;        /* policy: waits in host memory for the backward half, if it is saved */
     bool host;           /* lies in host memory: what is offloaded, while it waits */
@@ -182,6 +184,10 @@ slot_id graph_persistent(struct graph *g, const char *name, struct tensor shape,
 /* A result that nobody reads (the gradient of a frozen parameter). An op call with no other result is left out, and
  * where the result is optional, the op is not asked for it; otherwise it goes to the workspace. */
 slot_id graph_unwanted(struct graph *g, const char *name, struct tensor shape);
+/* A result that is made for its readers only. graph_trim, once all is declared: where it has none, forward calls whose
+ * op can do without it leave it out. */
+void graph_optional(struct graph *g, slot_id slot);
+void graph_trim(struct graph *g);
 /* Backward and weight-gradient phases that lead to nothing but unwanted results are removed, so that what they would
  * have read is not saved. Messages between ranks stay. */
 int graph_prune(struct graph *g, struct err *e);

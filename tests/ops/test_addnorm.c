@@ -164,8 +164,10 @@ static void arguments_that_do_not_fit_together_are_refused(void **state)
     f.bias = vector(t->w);
     assert_fails(t->ops->addnorm_fwd(&t->lane, &f), ST_INVALID, &t->e, "bias is given without f");
     f = forward(t);
-    f.y = none;
-    assert_fails(t->ops->addnorm_fwd(&t->lane, &f), ST_INVALID, &t->e, "without y");
+    f.rstd = none;
+    assert_fails(t->ops->addnorm_fwd(&t->lane, &f), ST_INVALID, &t->e, "w is given without rstd");
+    f.w = none;
+    assert_fails(t->ops->addnorm_fwd(&t->lane, &f), ST_INVALID, &t->e, "rstd is missing, y is given");
     f = forward(t);
     f.rstd = tensor_1d(t->rstd, DT_F32, ROWS - 1);
     assert_fails(t->ops->addnorm_fwd(&t->lane, &f), ST_INVALID, &t->e, "rstd");

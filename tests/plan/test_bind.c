@@ -1,5 +1,6 @@
 /* Op calls of a graph: what a field's role makes of the slot bound to it, views, scratch, and what
  * is refused, by name. */
+#include "ops/addnorm/addnorm.h"
 #include "ops/colsum/colsum.h"
 #include "ops/gate/gate.h"
 #include "ops/gemm/gemm.h"
@@ -240,6 +241,44 @@ static void an_op_that_reads_what_it_adds_to_must_not_come_first(void **state)
     rig_release(&r);
 }
 
+/* A norm whose result is optional: with a reader it is made, without one only the statistics are. */
+static void an_optional_result_is_made_for_readers_only(void **state)
+{
+    (void)state;
+    for (int read = 0; read < 2; read++) {
+        struct rig r;
+        rig_init(&r);
+        struct graph *g = &r.g;
+        slot_id x = param(&r, "x", ARENA_PARAM, 3, 4), y = matrix(&r, "y", 3, 4),
+                rstd = graph_persistent(g, "rstd", tensor_1d(NULL, DT_F64, 3), ARENA_GRAD,
+                                        memory_reserve(&r.m, ARENA_GRAD, 24)),
+                out = param(&r, "out", ARENA_GRAD, 1, 4);
+        struct tensor row = of(g, out);
+        int n = graph_node(g, "norm", LANE_COMPUTE, NULL);
+        GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, x), .y = of(g, y), .rstd = of(g, rstd), .eps = 1e-5);
+        graph_optional(g, y);
+        if (read)
+            GRAPH_OP(g, graph_node(g, "sum", LANE_COMPUTE, NULL), PH_FWD, colsum, .x = of(g, y),
+                     .out = tensor_1d(row.data, row.dtype, 4));
+        graph_trim(g);
+        const struct addnorm_fwd_args *a = graph_call(g, n, PH_FWD, &addnorm_fwd_desc);
+        assert_non_null(a);
+        assert_int_equal(a->y.data != NULL, read);
+        rig_make(&r);
+        assert_int_equal(r.p.work_bytes > 0, read);
+        rig_run(&r, true);
+        const double *in = (const double *)(const void *)r.m.base[ARENA_PARAM],
+                     *got = (const double *)(const void *)r.m.base[ARENA_GRAD];
+        for (int k = 0; k < 3; k++) {
+            double sum = 0;
+            for (int c = 0; c < 4; c++)
+                sum += in[4 * k + c] * in[4 * k + c];
+            assert_true(fabs(got[k] - 1 / sqrt(sum / 4 + 1e-5)) < 1e-12);
+        }
+        rig_release(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -252,6 +291,7 @@ int main(void)
         cmocka_unit_test(wrong_shapes_and_foreign_memory_are_refused_when_declared),
         cmocka_unit_test(sums_are_started_and_added_to),
         cmocka_unit_test(an_op_that_reads_what_it_adds_to_must_not_come_first),
+        cmocka_unit_test(an_optional_result_is_made_for_readers_only),
     };
     return cmocka_run_group_tests_name("bind", tests, NULL, NULL);
 }

@@ -420,6 +420,35 @@ static void a_replay_that_needs_itself_is_refused(void **state)
     rig_release(&r);
 }
 
+/* b is made of a, which is kept, by a replay alone: no forward step writes it, and it is not kept. */
+static void a_slot_that_is_dropped_from_the_start_needs_no_forward_phase(void **state)
+{
+    (void)state;
+    for (int by_replay = 0; by_replay < 2; by_replay++) {
+        struct rig r;
+        rig_init(&r);
+        slot_id a = rig_slot(&r, "a", 64), b = rig_slot(&r, "b", 64), grad = rig_keep(&r, "grad", ARENA_GRAD, 64);
+        int n0 = rig_node(&r, "n0", LANE_COMPUTE), n1 = rig_node(&r, "n1", LANE_COMPUTE),
+            n2 = rig_node(&r, "n2", LANE_COMPUTE);
+        RIG_USES(&r, n0, PH_FWD, 1, WRITES(a));
+        RIG_USES(&r, n0, PH_DW, 1, READS(a), ADDS(grad));
+        if (by_replay) {
+            RIG_USES(&r, n1, PH_REPLAY, 2, READS(a), WRITES(b));
+            graph_replay(&r.g, b, n1);
+            r.g.slots[b].dropped = true;
+        }
+        RIG_USES(&r, n2, PH_DW, 3, READS(b), ADDS(grad));
+        if (!by_replay) {
+            assert_fails(rig_plan(&r), ST_INTERNAL, &r.e, "reads slot b, which nothing has written yet");
+        } else {
+            assert_ok(rig_plan(&r), &r.e);
+            assert_int_equal(r.p.n_replays, 1);
+            assert_int_equal(r.p.frame_bytes, round_up(64 * 8, DEV_ALIGN)); /* a alone */
+        }
+        rig_release(&r);
+    }
+}
+
 static void one_place_in_memory_has_one_shape(void **state)
 {
     (void)state;
@@ -652,6 +681,7 @@ int main(void)
         cmocka_unit_test(microbatches_in_flight_have_frames_of_their_own),
         cmocka_unit_test(impossible_graphs_are_refused),
         cmocka_unit_test(a_replay_that_needs_itself_is_refused),
+        cmocka_unit_test(a_slot_that_is_dropped_from_the_start_needs_no_forward_phase),
         cmocka_unit_test(one_place_in_memory_has_one_shape),
         cmocka_unit_test(names_mean_slots_that_can_be_recomputed),
         cmocka_unit_test(a_failing_step_names_its_node),

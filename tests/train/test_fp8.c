@@ -119,7 +119,7 @@ static void codes_follow_the_weights(void **state)
 {
     (void)state;
     static const char *const with[] = {FP8 "model.dropout=0.1", FP8 "gpu.fp8_recipe=tensor run.device=ref",
-                                       FP8 "gpu.fp8_recipe=mxfp8", EXPERTS FP8};
+                                       FP8 "gpu.fp8_recipe=mxfp8", EXPERTS FP8, WIDE FP8 "optim.offload=all"};
     for (int i = 0; i < countof(with); i++) {
         struct playground pg;
         struct config c;
@@ -167,14 +167,53 @@ static int64_t frame_bytes(const char *options, int64_t *codes)
     return bytes;
 }
 
+/* How many nodes of a graph have a name that ends so. */
+static int nodes_named(const struct graph *g, const char *end)
+{
+    int n = 0;
+    for (int i = 0; i < g->n_nodes; i++) {
+        size_t a = strlen(g->nodes[i].name), b = strlen(end);
+        n += a >= b && strcmp(g->nodes[i].name + a - b, end) == 0;
+    }
+    return n;
+}
+
+static void expect_updated_codes(const char *options, bool by_update)
+{
+    struct playground pg;
+    struct config c;
+    struct err e = {0};
+    struct trainer t;
+    playground_open(&pg);
+    run_config(&c, &pg, options);
+    assert_ok(trainer_plan(&t, &c, false, &e), &e);
+    assert_int_equal(nodes_named(&t.optim.g, "quantise"), by_update ? 0 : 1);
+    trainer_close(&t);
+    config_release(&c);
+    playground_close(&pg);
+}
+
+/* Squares of whole matrices; one scale for all needs the new values first, and parts of matrices do not hold whole
+ * squares. That the codes are right is shown by codes_follow_the_weights. */
+static void the_update_makes_codes_where_it_can(void **state)
+{
+    (void)state;
+    expect_updated_codes(WIDE FP8, true);
+    expect_updated_codes(EXPERTS FP8, true);
+    expect_updated_codes(WIDE FP8 "gpu.fp8_recipe=tensor", false);
+    expect_updated_codes(WIDE FP8 "gpu.fp8_recipe=mxfp8", false);
+    expect_updated_codes(WIDE FP8 "optim.offload=all", false);
+}
+
 static void saved_inputs_are_codes(void **state)
 {
     (void)state;
     int64_t codes, none, with = frame_bytes(WIDE FP8, &codes), without = frame_bytes(WIDE, &none);
     assert_int_equal(none, 0);
     assert_true(codes > 2 * (144 * 3 * 144 + 144 * 144 + 3 * 144 * 272)); /* both orientations, and scales */
-    /* Per token: inputs of qkv, fc1 and fc2 take a byte instead of four, proj's one more; scales beside them. */
-    int64_t tokens = 2 * 32, won = tokens * (3 * (144 + 144 + 272) - 144);
+    /* Per token: nothing is kept of the inputs of qkv and fc1, whose codes are made of the streams that are kept, and
+     * nothing more for proj, whose input attention keeps; the input of fc2 takes a byte instead of four. */
+    int64_t tokens = 2 * 32, won = tokens * (4 * (144 + 144) + 3 * 272);
     assert_true(with < without - won * 9 / 10);
     /* Experts keep what they keep otherwise, and their weights take both orientations of codes. */
     with = frame_bytes(EXPERTS FP8 "plan.recompute=moe.rows", &codes);
@@ -241,6 +280,7 @@ int main(void)
         cmocka_unit_test(experts_learn_as_without),
         cmocka_unit_test(schedules_give_the_same_bits),
         cmocka_unit_test(codes_follow_the_weights),
+        cmocka_unit_test(the_update_makes_codes_where_it_can),
         cmocka_unit_test(saved_inputs_are_codes),
         cmocka_unit_test(what_reaches_no_layer_is_refused),
         cmocka_unit_test(a_bad_value_is_named),

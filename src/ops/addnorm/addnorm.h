@@ -4,7 +4,8 @@
  *   f, y [rows, d] real; x, s [rows, d] the stream: both real, or both wide; rstd [rows] wide. rows in token order
  *   (dropout needs it). Where the stream is real, s is rounded to it before it is normed.
  *   f absent: s = x is not written (s must be absent too, and the norm reads x).
- *   y absent (then w, rstd too): close only. s may be x. Dropout rule with p = 0: no mask.
+ *   y absent: the statistics alone, and w is not read; rstd and w absent as well: close only. s may be x. Dropout rule
+ *   with p = 0: no mask.
  * backward: given dy (gradient of y; absent iff y was) and ds (gradient of s from further on;
  *   absent: 0), s, w, rstd:
  *   dx = ds + norm_backward(dy); df = mask * dx / (1-p); dbias = sum df; dw = sum dy * s * rstd.
@@ -21,10 +22,10 @@
     T(op, x, IN, STREAM, "rows d")                                                                                     \
     T(op, f, OPT, REAL, "rows d")                                                                                      \
     T(op, bias, OPT, WIDE, "d &f")                                                                                     \
-    T(op, w, OPT, WIDE, "d &y")                                                                                        \
+    T(op, w, OPT, WIDE, "d &rstd")                                                                                     \
     T(op, s, OPT_OUT, STREAM, "rows d @f")                                                                             \
     T(op, y, OPT_OUT, REAL, "rows d")                                                                                  \
-    T(op, rstd, OPT_SAVED, WIDE, "rows @y")                                                                            \
+    T(op, rstd, OPT_SAVED, WIDE, "rows +y")                                                                            \
     N(op, double, eps, 1e-5)                                                                                           \
     N(op, bool, zero_centered, 0)                                                                                      \
     S(op, struct dropout_rule drop)

@@ -76,12 +76,15 @@ int CPU_NAME(addnorm_fwd_cpu)(struct lane *l, const struct addnorm_fwd_args *a)
         const float *s = f32_row(adds ? &a->s : &a->x, r);
         if (adds)
             add_row(a, r, d);
-        if (!present(&a->y))
+        if (!present(&a->rstd))
             continue;
         /* The same sum whether s was just made or given: a norm recomputed from a kept stream, or from one that came
          * over a pipeline cut, has the same bits. */
-        float sum = sum_squares(s, d), *y = f32_row(&a->y, r), rstd = 1.0f / sqrtf(sum / (float)d + (float)a->eps);
+        float sum = sum_squares(s, d), rstd = 1.0f / sqrtf(sum / (float)d + (float)a->eps);
         ((float *)a->rstd.data)[r] = rstd;
+        if (!present(&a->y))
+            continue;
+        float *y = f32_row(&a->y, r);
         if (w == NULL) {
 #pragma omp simd
             for (int64_t c = 0; c < d; c++)

@@ -84,6 +84,8 @@ static const struct op_sample samples[] = {
     {"rows=9 d=20 no_f=1 no_bias=1 no_ds=1 no_w=1 strided=1"},
     {"rows=9 d=21 no_y=1 no_w=1 no_dy=1 no_rstd=1"},
     {"rows=9 d=21 no_y=1 no_w=1 no_dy=1 no_rstd=1 no_bias=1 p=0.5 strided=1"},
+    {"rows=9 d=21 no_y=1 no_w=1 no_dy=1"},
+    {"rows=65 d=264 no_y=1 no_w=1 no_dy=1 no_bias=1"},
     {"rows=12 d=65 p=0.25 seq=5"},
     {"rows=12 d=65 p=0.25 seq=5 first=24"},
     {"rows=67 d=130 p=0.1 seq=3 no_bias=1 strided=1"},

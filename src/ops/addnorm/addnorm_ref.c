@@ -31,13 +31,13 @@ int addnorm_fwd_ref(struct lane *l, const struct addnorm_fwd_args *a)
             double f = f64_row(&a->f, r)[c] + (bias == NULL ? 0 : bias[c]);
             f64_row(&a->s, r)[c] = f64_row(&a->x, r)[c] + f * drop_factor(&a->drop, r, c);
         }
-        if (!present(&a->y))
+        if (!present(&a->rstd))
             continue;
         double sum = 0;
         for (int64_t c = 0; c < d; c++)
             sum += s[c] * s[c];
         double rstd = 1 / sqrt(sum / (double)d + a->eps);
-        for (int64_t c = 0; c < d; c++)
+        for (int64_t c = 0; present(&a->y) && c < d; c++)
             f64_row(&a->y, r)[c] = s[c] * rstd * gain(&a->w, a->zero_centered, c);
         ((double *)a->rstd.data)[r] = rstd;
     }

@@ -70,7 +70,7 @@ static __global__ void __launch_bounds__(TT < 128 ? 128 : TT) norm_fwd_rows(cons
             }
         }
     }
-    if (a.y.data == NULL)
+    if (a.rstd == NULL)
         return;
     float sum[1] = {0};
 #pragma unroll
@@ -85,6 +85,8 @@ static __global__ void __launch_bounds__(TT < 128 ? 128 : TT) norm_fwd_rows(cons
     float rstd = rsqrtf(sum[0] / (float)a.d + a.eps);
     if (live && lane == 0)
         a.rstd[row] = rstd;
+    if (a.y.data == NULL)
+        return;
     T *y = live ? row2<T>(a.y, row) : NULL;
 #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -124,7 +126,7 @@ static __global__ void __launch_bounds__(256) norm_fwd_plain(const __grid_consta
         }
         from = s;
     }
-    if (a.y.data == NULL)
+    if (a.rstd == NULL)
         return;
     for (int64_t c = threadIdx.x; c < a.d; c += 256)
         sum += to_float(from[c]) * to_float(from[c]);
@@ -132,6 +134,8 @@ static __global__ void __launch_bounds__(256) norm_fwd_plain(const __grid_consta
     float rstd = rsqrtf(sum / (float)a.d + a.eps);
     if (threadIdx.x == 0)
         a.rstd[row] = rstd;
+    if (a.y.data == NULL)
+        return;
     T *y = row_ptr<T>(a.y, row);
     for (int64_t c = threadIdx.x; c < a.d; c += 256)
         y[c] = from_float<T>(to_float(from[c]) * rstd * (a.w != NULL ? a.w[c] + a.one : 1.0f));
