@@ -1,9 +1,13 @@
 /* FP8 on a GPU (or on the emulator of tests/emu): codes of every bf16 number and of a sweep of floats are those of
  * tensor/f8.h; a value that is not finite shows in its block's scale and in no other; act8 gives the codes of act
- * followed by quantise, to the bit. Prints "N passed, N failed" last.
+ * followed by quantise, norm8 those of addnorm followed by quantise, and adamw those of its result, to the bit. Prints
+ * "N passed, N failed" last.
  *
  *   check_f8 [FLOATS]     numbers of the sweep, default 1000000 */
 #include "ops/act8/act8.h"
+#include "ops/adamw/adamw.h"
+#include "ops/addnorm/addnorm.h"
+#include "ops/norm8/norm8.h"
 #include "ops/ops.h"
 #include "ops/quantise/quantise.h"
 #include "tensor/f8.h"
@@ -216,6 +220,169 @@ static void check_act(struct dev *d, struct tally *t, int64_t rows, int64_t f, e
     d->vt->free(d, dx.data);
 }
 
+/* ---- norm8 ----------------------------------------------------------------------------------- */
+
+/* Codes of both orientations at once, and each alone. */
+static void check_norm(struct dev *d, struct tally *t, int64_t rows, int64_t cols, bool zero_centered, struct err *e)
+{
+    const struct ops *ops = ops_for(d);
+    struct lane lane = {.dev = d, .err = e};
+    struct tensor x = random_there(d, rows, cols, 4, e), w = there(d, tensor_1d(NULL, d->wide, cols), NULL, e);
+    struct tensor rstd[2], y = there(d, tensor_2d(NULL, d->real, rows, cols), NULL, e);
+    for (int k = 0; k < 2; k++)
+        rstd[k] = there(d, tensor_1d(NULL, d->wide, rows), NULL, e);
+    float *gains = malloc((size_t)cols * sizeof *gains);
+    for (int64_t c = 0; gains != NULL && c < cols; c++)
+        gains[c] = (float)rng_normal(5, (uint64_t)c);
+    must(d->vt->copy_in(d, w.data, gains, tensor_bytes(&w), e), e);
+    free(gains);
+    struct codes one = new_codes(d, DT_F8_E4M3, rows, cols, e), two = new_codes(d, DT_F8_E4M3, rows, cols, e);
+    char name[64];
+    snprintf(name, sizeof name, "%lld x %lld", (long long)rows, (long long)cols);
+    must(ops->addnorm_fwd(&lane,
+                          &(struct addnorm_fwd_args){
+                              .x = x, .w = w, .y = y, .rstd = rstd[0], .eps = 1e-5, .zero_centered = zero_centered}),
+         e);
+    must(ops->addnorm_fwd(&lane, &(struct addnorm_fwd_args){.x = x, .w = w, .rstd = rstd[1], .eps = 1e-5}), e);
+    verdict(t, same(d, &rstd[0], &rstd[1], e), "statistics alone are those of the norm", name);
+    quantise(d, &y, &two, e);
+    for (int only = 0; only < 3; only++) {
+        struct norm8_args a = {.x = x, .rstd = rstd[1], .w = w, .block = 128, .zero_centered = zero_centered};
+        if (only != 2) {
+            a.q = one.q;
+            a.qs = one.qs;
+        }
+        if (only != 1) {
+            a.t = one.t;
+            a.ts = one.ts;
+        }
+        must(d->vt->fill(d, one.q.data, 0x55, tensor_bytes(&one.q), e), e);
+        must(d->vt->fill(d, one.t.data, 0x55, tensor_bytes(&one.t), e), e);
+        int64_t work = ops->norm8_work(&a);
+        struct tensor scratch = there(d, tensor_1d(NULL, DT_U8, work), NULL, e);
+        a.work = work > 0 ? scratch : (struct tensor){0};
+        must(ops->norm8(&lane, &a), e);
+        bool all = (only == 2 || (same(d, &one.q, &two.q, e) && same(d, &one.qs, &two.qs, e))) &&
+                   (only == 1 || (same(d, &one.t, &two.t, e) && same(d, &one.ts, &two.ts, e)));
+        verdict(t, all, "norm8 is addnorm, then quantise", name);
+        d->vt->free(d, scratch.data);
+    }
+    free_codes(d, &one);
+    free_codes(d, &two);
+    for (int k = 0; k < 2; k++)
+        d->vt->free(d, rstd[k].data);
+    d->vt->free(d, x.data);
+    d->vt->free(d, w.data);
+    d->vt->free(d, y.data);
+}
+
+/* ---- adamw ----------------------------------------------------------------------------------- */
+
+static struct tensor random_floats(struct dev *d, int64_t n, uint64_t key, bool positive, struct err *e)
+{
+    float *host = malloc((size_t)n * sizeof *host);
+    for (int64_t i = 0; host != NULL && i < n; i++) {
+        double z = ldexp(rng_normal(key, (uint64_t)i), (int)(i / 1000 % 9) - 4);
+        host[i] = (float)(positive ? z * z : z);
+    }
+    struct tensor t = there(d, tensor_1d(NULL, DT_F32, n), host, e);
+    free(host);
+    return t;
+}
+
+static struct codes square_codes(struct dev *d, int64_t rows, int64_t cols, struct err *e)
+{
+    return (struct codes){there(d, tensor_2d(NULL, DT_F8_E4M3, rows, cols), NULL, e),
+                          there(d, f8_scales(DT_F32, rows, cols, 128, true), NULL, e),
+                          there(d, tensor_2d(NULL, DT_F8_E4M3, cols, rows), NULL, e),
+                          there(d, f8_scales(DT_F32, cols, rows, 128, true), NULL, e)};
+}
+
+/* Two matrices with codes and, between them, a parameter without, as one call; and each alone, without codes. */
+static void check_update(struct dev *d, struct tally *t, int64_t rows, int64_t cols, bool skip, struct err *e)
+{
+    enum { PARTS = 3 };
+    const struct ops *ops = ops_for(d);
+    struct lane lane = {.dev = d, .err = e};
+    const double hyper[8] = {0.01, 1 - 0.9, 1 - 0.95}, scale[4] = {1, 0.5, skip, 0};
+    struct tensor numbers = there(d, tensor_1d(NULL, DT_F64, 8), hyper, e),
+                  clip = there(d, tensor_1d(NULL, DT_F64, 4), scale, e);
+    struct adamw_part part[2][PARTS];
+    struct codes want = square_codes(d, rows, cols, e);
+    int64_t n = rows * cols;
+    for (int way = 0; way < 2; way++)
+        for (int k = 0; k < PARTS; k++) {
+            uint64_t key = (uint64_t)(4 * k);
+            part[way][k] = (struct adamw_part){.p = random_floats(d, n, key + 1, false, e),
+                                               .g = random_floats(d, n, key + 2, false, e),
+                                               .m = random_floats(d, n, key + 3, false, e),
+                                               .v = random_floats(d, n, key + 4, true, e),
+                                               .decay = 0.1,
+                                               .rate = 0.5};
+            struct codes c = square_codes(d, rows, cols, e);
+            if (way == 0 && k != 1) {
+                part[way][k].q = c.q;
+                part[way][k].qs = c.qs;
+                part[way][k].t = c.t;
+                part[way][k].ts = c.ts;
+                struct quantise_args before = {.x = tensor_2d(part[way][k].p.data, DT_F32, rows, cols),
+                                               .q = c.q,
+                                               .qs = c.qs,
+                                               .t = c.t,
+                                               .ts = c.ts,
+                                               .block = 128,
+                                               .square = true};
+                must(ops->quantise(&lane, &before), e); /* what a skipped step leaves */
+            } else {
+                free_codes(d, &c);
+            }
+        }
+    for (int way = 0; way < 2; way++)
+        for (int k = 0; k < (way == 0 ? 1 : PARTS); k++) {
+            const struct adamw_part *p = &part[way][k];
+            struct adamw_args a = {.p = p->p, .g = p->g, .m = p->m, .v = p->v, .q = p->q, .qs = p->qs, .t = p->t};
+            a.ts = p->ts;
+            a.hyper = numbers;
+            a.scale = clip;
+            a.beta1 = 0.9;
+            a.beta2 = 0.95;
+            a.eps = 1e-8;
+            a.decay = p->decay;
+            a.rate = p->rate;
+            a.more = p + 1;
+            a.n_more = way == 0 ? PARTS - 1 : 0;
+            must(ops->adamw(&lane, &a), e);
+        }
+    bool values = true, codes = true;
+    for (int k = 0; k < PARTS; k++) {
+        struct adamw_part *a = &part[0][k], *b = &part[1][k];
+        values &= same(d, &a->p, &b->p, e) && same(d, &a->m, &b->m, e) && same(d, &a->v, &b->v, e);
+        if (k != 1) {
+            struct quantise_args q = {.x = tensor_2d(b->p.data, DT_F32, rows, cols),
+                                      .q = want.q,
+                                      .qs = want.qs,
+                                      .t = want.t,
+                                      .ts = want.ts,
+                                      .block = 128,
+                                      .square = true};
+            must(ops->quantise(&lane, &q), e);
+            codes &= same(d, &a->q, &want.q, e) && same(d, &a->qs, &want.qs, e) && same(d, &a->t, &want.t, e) &&
+                     same(d, &a->ts, &want.ts, e);
+            free_codes(d, &(struct codes){a->q, a->qs, a->t, a->ts});
+        }
+        struct tensor *gone[] = {&a->p, &a->g, &a->m, &a->v, &b->p, &b->g, &b->m, &b->v};
+        for (int i = 0; i < countof(gone); i++)
+            d->vt->free(d, gone[i]->data);
+    }
+    char name[64];
+    snprintf(name, sizeof name, "%lld x %lld%s", (long long)rows, (long long)cols, skip ? ", skipped" : "");
+    verdict(t, values, "adamw with codes updates as without", name);
+    verdict(t, codes, "codes of adamw are those of its result", name);
+    free_codes(d, &want);
+    d->vt->free(d, numbers.data);
+    d->vt->free(d, clip.data);
+}
+
 int main(int argc, char **argv)
 {
     struct tally t = {0};
@@ -230,6 +397,13 @@ int main(int argc, char **argv)
     for (int k = 0; k < countof(kinds); k++)
         check_act(&d, &t, 144, 256, kinds[k], k % 2 ? DT_F8_E5M2 : DT_F8_E4M3, &e);
     check_act(&d, &t, 48, 144, ACT_SWIGLU, DT_F8_E4M3, &e); /* by way of scratch */
+    check_norm(&d, &t, 144, 272, false, &e);
+    check_norm(&d, &t, 256, 128, true, &e);
+    check_norm(&d, &t, 33, 200, false, &e); /* rows that are no whole vectors: by way of scratch */
+    check_update(&d, &t, 144, 272, false, &e);
+    check_update(&d, &t, 256, 128, false, &e);
+    check_update(&d, &t, 128, 128, true, &e);
+    check_update(&d, &t, 35, 20, false, &e); /* no tiles */
     dev_close(&d);
     printf("%d passed, %d failed\n", t.passed, t.failed);
     return t.failed != 0;
