@@ -162,6 +162,8 @@ struct config_model {
     int64_t dsa_indexer_n_heads, dsa_indexer_head_dim, dsa_indexer_topk;
     int64_t dsa_indexer_topk_freq, dsa_indexer_skip_topk_offset;
     double dsa_indexer_loss_coeff, dsa_indexer_k_norm_epsilon;
+    int64_t csa_window_size, compress_rate_csa, compress_rate_hca, o_groups, o_lora_rank;
+    double csa_compress_rotary_base;
     bool dsa_indexer_use_sparse_loss, dsa_indexer_rope_interleaved, dsa_indexer_scoring_relu, dsa_dense_warmup;
     /* manifold hyper-connections */
     bool mhc;            /* short for mhc_streams = 4 */
