@@ -171,7 +171,8 @@ struct config_model {
     int mhc_profile;     /* enum config_mhc */
     int64_t mhc_iterations;
     double mhc_gating;
-    bool mhc_bf16_coef;
+    bool mhc_bf16_coef, mhc_norm_eps_inside;
+    double mhc_norm_eps; /* (auto) */
     /* gated delta net; heads: (auto) */
     int64_t gdn_key_heads, gdn_value_heads, gdn_key_dim, gdn_value_dim, gdn_conv, gdn_chunk;
     /* Mamba-2 */

@@ -265,6 +265,13 @@ const struct option config_options[] = {
         "Initial factor on what the mixing coefficients take from the streams; 0 starts them constant.")),
     ROW(model.mhc_bf16_coef, "off", OPT_MODEL, HELP(
         "Round mixing coefficients to bf16, as Megatron does; only to compare with it.")),
+    ROW(model.mhc_norm_eps_inside, "off", OPT_MODEL, ALIAS("mhc-norm-eps-inside"), HELP(
+        "Where the epsilon of the streams' root mean square is: on, x / sqrt(mean x^2 + mhc_norm_eps) as "
+        "DeepSeek-V4 computes; off, x / (sqrt(mean x^2) + 1e-6) as Megatron does. They differ where streams "
+        "are small.")),
+    ROW(model.mhc_norm_eps, "0", OPT_MODEL, RANGE(0, 1), AUTO("norm_eps if mhc_norm_eps_inside is on"),
+        ALIAS("mhc-norm-eps"), HELP(
+        "The epsilon inside the root. Needs mhc_norm_eps_inside.")),
     ROW(model.gdn_value_heads, "0", OPT_MODEL, RANGE(0, 65536), AUTO("2 hidden / gdn_value_dim"),
         ALIAS("linear-num-value-heads"), HELP(
         "Value heads of a gated delta net (G); with gdn_value_dim they set its inner width.")),
