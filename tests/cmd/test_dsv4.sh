@@ -25,7 +25,19 @@ ok "bf16 keeps what the release has in f32" prints 'layers.0.hc_attn_fn .*F32' s
 
 ok "no GGUF" fails 1 'braid writes no GGUF of a deepseek_v4 model' "$BRAID" export "$dir/run" "$dir/x.gguf" --format=gguf
 ok "no FP8" fails 1 'deepseek_v4 is written in bf16 or f32 only' "$BRAID" export "$dir/run" "$dir/x" --dtype=fp8
+ok "no rates that Megatron does not have" fails 1 'model.compress_rate_hca = 16' "$BRAID" export "$dir/run" "$dir/x" --format=megatron
+ok "its rates are written" runs "$BRAID" train "$root/configs/dsv4-tiny.ini" --model.pattern='[WE][CE]' --data.train="$book" --train.steps=1 --train.warmup=0 \
+    --run.threads=1 --run.quiet=on --run.tensorboard=off --run.report=off --run.dir="$dir/two"
+ok "for Megatron" runs "$BRAID" export "$dir/two" "$dir/megatron" --format=megatron --dtype=f32
+ok "with its arguments" grep -q '"csa_window_size": 16' "$dir/megatron/megatron.json"
 ok "nothing is left beside" no_leftovers "$dir"
+
+# ---- a table that names experts which do not exist ---------------------------------------------------------------------
+cp -r "$dir/hf" "$dir/table"
+file=$dir/table/model.safetensors
+begins=$(head -c 65536 "$file" | grep -aoE '"layers.0.ffn.gate.tid2eid":\{[^}]*' | sed -E 's/.*"data_offsets":\[([0-9]+).*/\1/')
+printf '\x08' | dd of="$file" bs=1 seek=$((8 + $(od -An -t u8 -N 8 "$file") + begins)) conv=notrunc 2>/dev/null
+ok "an expert too many: the table is named" fails 1 "layers.0.ffn.gate.tid2eid' holds 8 at element 0, but only experts 0 to 7 exist" "$BRAID" import "$dir/table" "$dir/made"
 
 # ---- what config.json says that braid cannot ------------------------------------------------------------------------
 refused() { # what sed makes of config.json, and the field that is named
