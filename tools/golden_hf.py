@@ -5,11 +5,12 @@
 
 Each folder holds config.json and model.safetensors as save_pretrained writes them, and golden.safetensors: tokens, logits
 and the gradient of the mean next-token loss with respect to every tensor, under the names of the files (grad.NAME).
-Those that end in _mtp have one depth of multi-token prediction, which transformers' models leave out: it is built here of one
+deepseek_v4 is under the names of its release. Those that end in _mtp have one depth of multi-token prediction, which transformers' models leave out: it is built here of one
 more layer of the class, and its loss is part of the objective with braid's default weight. tests/hf/variants holds folders that
 are only read: quantised weights, and GPT-2 under the names of its base class.
 Needs torch, transformers and safetensors.
 """
+import contextlib
 import copy
 import json
 import pathlib
@@ -58,6 +59,7 @@ FAMILIES = {
     "mixtral": lambda: T.MixtralConfig(**BASE, num_local_experts=4, num_experts_per_tok=2),
     "deepseek_v3": lambda: deepseek(),
     "deepseek_v32": lambda: deepseek(T.DeepseekV32Config, index_n_heads=8, index_head_dim=8, index_topk=5),
+    "deepseek_v4": lambda: deepseek_v4(),
     "mamba2": lambda: T.Mamba2Config(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_heads=8, head_dim=4, state_size=8,
                                      **MAMBA),
     "bamba": lambda: T.BambaConfig(**BASE, pad_token_id=None, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=4, mamba_d_state=8, mamba_n_groups=2,
@@ -78,16 +80,41 @@ def deepseek(kind=None, **change):
     return (kind or T.DeepseekV3Config)(**{**base(num_key_value_heads=4, rope_parameters=YARN), **fields, **change})
 
 
+# A sequence of deepseek_v4 is longer than the window, and has more entries than the indexer selects; its last window is incomplete.
+V4_TOKENS = 30
+V4_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1}
+V4_KINDS = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+
+
+def deepseek_v4(kinds=V4_KINDS, **change):
+    fields = dict(vocab_size=40, hidden_size=16, moe_intermediate_size=12, num_attention_heads=4, head_dim=8, qk_rope_head_dim=4,
+                  q_lora_rank=12, n_routed_experts=4, num_experts_per_tok=2, max_position_embeddings=32, num_hash_layers=1,
+                  compress_rates={V4_KINDS[1]: 4, V4_KINDS[2]: 8}, sliding_window=5, o_groups=2, o_lora_rank=6, index_n_heads=8,
+                  index_head_dim=8, index_topk=3, swiglu_limit=0.5, rope_parameters=V4_YARN, num_nextn_predict_layers=0)
+    return T.DeepseekV4Config(**{**fields, "layer_types": kinds, "num_hidden_layers": len(kinds), **change})
+
+
 def qwen3_next(**change):
     fields = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20,
                   linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=4)
     return T.Qwen3NextConfig(**{**base(num_hidden_layers=4, head_dim=8), **fields, **change})
 
 
+def released_name(key):
+    """save_pretrained of deepseek_v4 undoes not all of its renames: the names of the release, which it reads as well."""
+    key = key.removeprefix("model.").replace("embed_tokens.", "embed.").replace("hc_head.hc_", "hc_head_")
+    return key.replace(".attn.norm.", ".attn.kv_norm.")
+
+
 def saved(model, folder):
     """The tensors that save_pretrained writes, under their names on disk."""
     model.save_pretrained(folder, safe_serialization=True)
-    return load_file(str(pathlib.Path(folder) / "model.safetensors"))
+    path = str(pathlib.Path(folder) / "model.safetensors")
+    tensors = load_file(path)
+    if model.config.model_type == "deepseek_v4":
+        tensors = {released_name(k): v for k, v in tensors.items()}
+        save_file(tensors, path, metadata={"format": "pt"})
+    return tensors
 
 
 def randomise(model):
@@ -98,6 +125,9 @@ def randomise(model):
         for key, b in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 b.copy_(torch.randn_like(b) * 0.1)
+            if key.endswith("tid2eid"):
+                experts = model.config.n_routed_experts
+                b.copy_(torch.stack([torch.randperm(experts)[: b.shape[1]] for _ in range(b.shape[0])]))
 
 
 def build(config, name):
@@ -121,9 +151,30 @@ def gradients(model):
         return saved(twin, tmp)
 
 
+@contextlib.contextmanager
+def clear_selection(model, all_selected=False):
+    """torch.topk promises nothing of equal scores: those of an indexer of deepseek_v4 must differ where they decide, and some
+    entries must be left out unless all may be selected."""
+
+    def look(scorer, args, scores):
+        k = model.config.index_topk
+        for row in range(scores.shape[1]):
+            visible = (row + 1) // model.config.compress_rates["compressed_sparse_attention"]
+            s = scores[:, row, :visible].sort(descending=True).values
+            assert visible <= k or (s[:, k - 1] - s[:, k] > 1e-4).all(), f"row {row}: scores {s}"
+        assert all_selected or scores.shape[2] > k, "every entry is selected"
+
+    scorers = [m for m in model.modules() if type(m).__name__ == "DeepseekV4IndexerScorer"]
+    hooks = [s.register_forward_hook(look) for s in scorers]
+    yield
+    for h in hooks:
+        h.remove()
+
+
 def write_golden(folder, tokens, logits, loss, grads):
     golden = {"tokens": tokens.int(), "logits": logits.detach(), "loss": loss.detach().reshape(1)}
-    golden.update({"grad." + k: v.contiguous() for k, v in grads.items() if not k.endswith("e_score_correction_bias")})
+    untrained = ("e_score_correction_bias", ".gate.bias", "tid2eid")
+    golden.update({"grad." + k: v.contiguous() for k, v in grads.items() if not k.endswith(untrained)})
     save_file(golden, str(folder / "golden.safetensors"))
     (folder / "generation_config.json").unlink(missing_ok=True)
     size = sum(f.stat().st_size for f in folder.iterdir())
@@ -140,11 +191,15 @@ def make(name):
     model = build(FAMILIES[name](), name)
     folder = fresh(HERE / name)
     saved(model, folder)
-    tokens = torch.randint(0, 40, (2, 13))
-    logits = model(tokens).logits
+    tokens = torch.randint(0, 40, (2, V4_TOKENS if name == "deepseek_v4" else 13))
+    with clear_selection(model):
+        logits = model(tokens).logits
     loss = next_token_loss(logits, tokens)
     loss.backward()
     write_golden(folder, tokens, logits, loss, gradients(model))
+    same, info = T.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+    assert not any(info.values()), info
+    assert torch.allclose(same.float().eval()(tokens).logits, logits, atol=1e-5)
 
 
 # ---- multi-token prediction ---------------------------------------------------------------------------------------------
@@ -217,10 +272,73 @@ def make_mtp(name):
     write_golden(folder, tokens, logits, loss, named(gradients(model.model), True))
 
 
+class StreamPrediction(torch.nn.Module):
+    """The same with deepseek_v4's streams: a depth takes them before they are contracted, and contracts its own."""
+
+    def __init__(self, model):
+        super().__init__()
+        d, inner = model.config.hidden_size, model.model
+        self.model = model
+        self.enorm, self.hnorm, self.norm = (type(inner.norm)(d, eps=model.config.rms_norm_eps) for _ in range(3))
+        self.e_proj, self.h_proj = (torch.nn.Linear(d, d, bias=False) for _ in range(2))
+        self.hc_head = type(inner.hc_head)(model.config)
+        for p in self.hc_head.parameters():
+            torch.nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens):
+        inner, seq = self.model.model, tokens.shape[1]
+        e = inner.embed_tokens(tokens)
+        pos = torch.arange(seq).unsqueeze(0)
+        far = torch.arange(seq)[:, None] - torch.arange(seq)[None] >= self.model.config.sliding_window
+        mask = torch.zeros(seq, seq).masked_fill(far | torch.ones(seq, seq).triu(1).bool(), float("-inf")).expand(tokens.shape[0], 1, seq, seq)
+        rotary = {k: inner.rotary_emb(e, position_ids=pos, layer_type=k) for k in ("main", "compress")}
+
+        def run(layer, x):
+            return layer(x, position_embeddings=rotary, position_ids=pos, attention_mask=mask, input_ids=tokens, past_key_values=None)
+
+        h = e.unsqueeze(2).expand(-1, -1, self.model.config.hc_mult, -1).contiguous()
+        for layer in inner.layers[:-1]:
+            h = run(layer, h)
+        following = torch.cat([tokens[:, 1:], torch.zeros_like(tokens[:, :1])], dim=1)
+        x = self.e_proj(self.enorm(inner.embed_tokens(following))).unsqueeze(2) + self.h_proj(self.hnorm(h))
+        further = self.norm(self.hc_head(run(inner.layers[-1], x)))
+        return self.model.lm_head(inner.norm(inner.hc_head(h))), self.model.lm_head(further)
+
+
+def make_v4_mtp(name):
+    kinds = [V4_KINDS[1], V4_KINDS[0]]
+    config = deepseek_v4(kinds, num_hash_layers=0)
+    model = StreamPrediction(build(config, name))
+    randomise(model)
+    tokens = torch.randint(0, 40, (2, V4_TOKENS))
+    with clear_selection(model.model):
+        logits, further = model(tokens)
+    loss = next_token_loss(logits, tokens)
+    (loss + MTP_SCALE * next_token_loss(further, tokens, 2)).backward()
+    folder = fresh(HERE / name)
+
+    def named(values, grads):
+        at = f"layers.{len(kinds) - 1}."
+        out = {k if not k.startswith(at) else "mtp.0." + k[len(at):]: v for k, v in values.items()}
+        for key, p in model.named_parameters():
+            if not key.startswith("model."):
+                out["mtp.0." + key.replace("hc_head.hc_", "hc_head_")] = (p.grad if grads else p.detach()).clone()
+        return {k: v.contiguous() for k, v in out.items()}
+
+    save_file(named(saved(model.model, folder), False), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    fields = json.loads((folder / "config.json").read_text())
+    fields.update(num_hidden_layers=1, num_nextn_predict_layers=1, layer_types=kinds[:1], mlp_layer_types=["moe"])
+    (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+    same, info = T.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+    assert not any(info.values()), info
+    assert torch.allclose(same.eval()(tokens).logits, logits, atol=1e-5)
+    write_golden(folder, tokens, logits, loss, named(gradients(model.model), True))
+
+
 # ---- folders that are only read -----------------------------------------------------------------------------------------
 
 
-def quantised(name, config, quantise, quantization_config):
+def quantised(name, config, quantise, quantization_config, fields_of=lambda fields: fields):
     """quantise(key, parameter): the tensors that stand for a parameter on disk and its value, or None."""
     model = build(config, name)
     folder = fresh(VARIANTS / name)
@@ -240,7 +358,7 @@ def quantised(name, config, quantise, quantization_config):
     loss = next_token_loss(logits, tokens)
     loss.backward()
     save_file({k: v.contiguous() for k, v in stored.items()}, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    fields = json.loads((folder / "config.json").read_text())
+    fields = fields_of(json.loads((folder / "config.json").read_text()))
     fields["quantization_config"] = quantization_config
     (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
     write_golden(folder, tokens, logits, loss, gradients(model))
@@ -272,6 +390,45 @@ def fp8(key, value):
     return {key: codes, key + "_scale_inv": scale}, plain
 
 
+def v4_codes(key, value):
+    """As in the release of DeepSeek-V4-Flash: FP8 blocks, experts as pairs of FP4 in a byte, scales that are powers of two."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    projections = ("wq_a.weight", "wq_b.weight", "attn.wkv.weight", "wo_a.weight", "wo_b.weight")
+    experts = ".ffn.experts." in key
+    if not experts and ".shared_experts." not in key and not key.endswith(projections):
+        return None
+    rows, cols = value.shape
+    if experts:
+        codes = torch.randint(0, 256, (rows, cols // 2), dtype=torch.uint8).view(torch.int8)
+        scale = torch.randint(122, 126, (rows, cols // 32), dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    else:
+        assert max(rows, cols) <= 128
+        scale = torch.randint(117, 120, (1, 1), dtype=torch.uint8).view(torch.float8_e8m0fnu)
+        codes = (value / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    plain = Fp8Dequantize(None)._dequantize_one(codes, scale, torch.float32)
+    return {key: codes, key.removesuffix("weight") + "scale": scale}, plain
+
+
+def v4_release(fields):
+    """config.json as DeepSeek-V4 was released: other fields say the same."""
+    for field in ("layer_types", "mlp_layer_types", "compress_rates", "rope_parameters", "partial_rotary_factor"):
+        del fields[field]
+    scaling = {**V4_YARN, "type": "yarn"}
+    del scaling["rope_type"]
+    return {**fields, "compress_ratios": [4, 0], "num_hash_layers": 1, "topk_method": "noaux_tc", "rope_scaling": scaling, "expert_dtype": "fp4"}
+
+
+def make_v4_saved(name):
+    """Names as save_pretrained writes them."""
+    model = build(deepseek_v4(V4_KINDS[:1]), name)
+    folder = fresh(VARIANTS / name)
+    model.save_pretrained(folder)
+    tokens = torch.randint(0, 40, (2, 13))
+    logits = model(tokens).logits
+    write_golden(folder, tokens, logits, next_token_loss(logits, tokens), {})
+
+
 def make_bare(name):
     """GPT-2's own folder has no "transformer." before its names, and no head."""
     folder = fresh(VARIANTS / name)
@@ -286,6 +443,7 @@ def make_bare(name):
 OTHERS = {
     "deepseek_v3_mtp": lambda: make_mtp("deepseek_v3_mtp"),
     "qwen3_next_mtp": lambda: make_mtp("qwen3_next_mtp"),
+    "deepseek_v4_mtp": lambda: make_v4_mtp("deepseek_v4_mtp"),
     "gpt_oss_mxfp4": lambda: quantised(
         "gpt_oss_mxfp4", T.GptOssConfig(**base(hidden_size=32, head_dim=8, intermediate_size=32, rope_parameters=OSS_YARN, num_hidden_layers=1),
                                         num_local_experts=4, num_experts_per_tok=2, sliding_window=5, layer_types=["sliding_attention"]),
@@ -293,8 +451,14 @@ OTHERS = {
     "deepseek_v3_fp8": lambda: quantised(
         "deepseek_v3_fp8", deepseek(intermediate_size=256, n_routed_experts=6, n_group=2), fp8,
         {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}),
+    "deepseek_v4_codes": lambda: quantised(
+        "deepseek_v4_codes", deepseek_v4(V4_KINDS[1:2], hidden_size=32, moe_intermediate_size=32), v4_codes,
+        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "scale_fmt": "ue8m0"},
+        v4_release),
+    "deepseek_v4_saved": lambda: make_v4_saved("deepseek_v4_saved"),
     "gpt2_bare": lambda: make_bare("gpt2_bare"),
 }
 
-for family in sys.argv[1:] or [*FAMILIES, *OTHERS]:
-    OTHERS[family]() if family in OTHERS else make(family)
+if __name__ == "__main__":
+    for family in sys.argv[1:] or [*FAMILIES, *OTHERS]:
+        OTHERS[family]() if family in OTHERS else make(family)

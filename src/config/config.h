@@ -162,6 +162,8 @@ struct config_model {
     int64_t dsa_indexer_n_heads, dsa_indexer_head_dim, dsa_indexer_topk;
     int64_t dsa_indexer_topk_freq, dsa_indexer_skip_topk_offset;
     double dsa_indexer_loss_coeff, dsa_indexer_k_norm_epsilon;
+    int64_t csa_window_size, compress_rate_csa, compress_rate_hca, o_groups, o_lora_rank;
+    double csa_compress_rotary_base;
     bool dsa_indexer_use_sparse_loss, dsa_indexer_rope_interleaved, dsa_indexer_scoring_relu, dsa_dense_warmup;
     /* manifold hyper-connections */
     bool mhc;            /* short for mhc_streams = 4 */
@@ -169,7 +171,8 @@ struct config_model {
     int mhc_profile;     /* enum config_mhc */
     int64_t mhc_iterations;
     double mhc_gating;
-    bool mhc_bf16_coef;
+    bool mhc_bf16_coef, mhc_norm_eps_inside;
+    double mhc_norm_eps; /* (auto) */
     /* gated delta net; heads: (auto) */
     int64_t gdn_key_heads, gdn_value_heads, gdn_key_dim, gdn_value_dim, gdn_conv, gdn_chunk;
     /* Mamba-2 */

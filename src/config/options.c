@@ -182,7 +182,8 @@ const struct option config_options[] = {
     ROW(model.mtp_scale, "0.1", OPT_RUN | OPT_INHERIT, RANGE(0, 100), ALIAS("mtp-loss-scaling-factor"),
         HELP("Weight of the multi-token prediction losses together; each depth gets an equal share.")),
     ROW(model.mla_q_rank, "0", OPT_MODEL, RANGE(0, 65536), ALIAS("q-lora-rank"),
-        HELP("Multi-latent attention (+): rank of the query latent; 0 projects queries directly.")),
+        HELP("Multi-latent attention (+): rank of the query latent; 0 projects queries directly. Compressed attention "
+        "(C, H, W) always has one.")),
     ROW(model.mla_kv_rank, "512", OPT_MODEL, RANGE(1, 65536), ALIAS("kv-lora-rank"),
         HELP("Multi-latent attention: rank of the latent that keys and values share.")),
     ROW(model.mla_nope, "128", OPT_MODEL, RANGE(1, 4096), ALIAS("qk-head-dim"),
@@ -190,18 +191,20 @@ const struct option config_options[] = {
     ROW(model.mla_rope, "64", OPT_MODEL, RANGE(2, 4096), ALIAS("qk-pos-emb-head-dim"),
         HELP("Multi-latent attention: rotary channels of a head; even. All heads share one rotary key.")),
     ROW(model.mla_v, "128", OPT_MODEL, RANGE(1, 4096), ALIAS("v-head-dim"),
-        HELP("Multi-latent attention: channels of a value head.")),
+        HELP("Multi-latent attention: channels of a value head. Compressed attention (C, H, W): channels of a query head and "
+        "of the one head that is key and value; the last model.mla_rope of them are rotary.")),
     ROW(model.mla_norm_eps, "0", OPT_MODEL, RANGE(0, 1),
         HELP("Epsilon of the two latent norms; 0 is model.norm_eps. DeepSeek-V3 in Hugging Face uses 1e-6.")),
     ROW(model.mla_softmax_scale, "0", OPT_MODEL, RANGE(0, 1000),
-        HELP("Scale of the scores; 0 is (nope + rope)^-0.5, with YaRN's mscale_all_dim factor squared.")),
+        HELP("Scale of the scores; 0 is (nope + rope)^-0.5, with YaRN's mscale_all_dim factor squared. Compressed "
+        "attention (C, H, W): 0 is mla_v^-0.5.")),
     ROW(model.dsa_indexer_n_heads, "64", OPT_MODEL, RANGE(1, 4096), ALIAS("dsa-indexer-n-heads"),
-        HELP("Sparse attention (D): heads of the indexer, whose scores select the keys of a query.")),
+        HELP("Sparse attention (D, C): heads of the indexer, whose scores select the keys of a query.")),
     ROW(model.dsa_indexer_head_dim, "128", OPT_MODEL, RANGE(2, 4096), ALIAS("dsa-indexer-head-dim"),
-        HELP("Sparse attention: channels of an indexer head; the first model.mla_rope of them are rotary.")),
+        HELP("Sparse attention: channels of an indexer head; the first model.mla_rope of them are rotary, with C the last.")),
     ROW(model.dsa_indexer_topk, "2048", OPT_MODEL, RANGE(1, 1048576), ALIAS("dsa-indexer-topk"),
-        HELP("Sparse attention: keys that a query reads, of those it may see. Sequences up to this length are "
-        "computed as latent attention (+) is, bit for bit.")),
+        HELP("Sparse attention: keys (C: compressed entries) that a query reads, of those it may see. With D sequences up "
+        "to this length are computed as latent attention (+) is, bit for bit.")),
     ROW(model.dsa_indexer_topk_freq, "1", OPT_MODEL, RANGE(1, 4096), ALIAS("dsa-indexer-topk-freq"),
         HELP("Sparse attention: every so many-th D layer has an indexer, those between reuse the keys it selected; 1: "
         "all have one.")),
@@ -227,6 +230,22 @@ const struct option config_options[] = {
     ROW(model.dsa_indexer_k_norm_epsilon, "0", OPT_MODEL, RANGE(0, 1), ALIAS("dsa-indexer-k-norm-epsilon"),
         HELP("Sparse attention: epsilon of the LayerNorm of indexer keys; 0 is model.norm_eps. DeepSeek-V3.2 uses "
         "1e-6.")),
+    ROW(model.csa_window_size, "128", OPT_MODEL, RANGE(1, 1 << 30), ALIAS("csa-window-size"),
+        HELP("Compressed attention (C, H, W): tokens that a query reads as they are, itself included.")),
+    ROW(model.compress_rate_csa, "4", OPT_MODEL, RANGE(1, 65536),
+        HELP("Compressed sparse attention (C): tokens that an entry stands for; with it an entry also takes from as "
+        "many tokens before. compress_rates in Hugging Face.")),
+    ROW(model.compress_rate_hca, "128", OPT_MODEL, RANGE(1, 65536),
+        HELP("Heavily compressed attention (H): tokens that an entry stands for.")),
+    ROW(model.csa_compress_rotary_base, "160000", OPT_MODEL, RANGE(1, 1e12), ALIAS("csa-compress-rotary-base"),
+        HELP("Compressed attention (C, H): base of the rotary frequencies, which model.rope_scaling stretches. Layers "
+        "of a window alone (W) take model.rope_base as it is. compress_rope_theta in Hugging Face.")),
+    ROW(model.o_groups, "8", OPT_MODEL, RANGE(1, 4096), ALIAS("o-groups"),
+        HELP("Compressed attention (C, H, W): groups that the outputs of all heads are projected in, each by a matrix "
+        "of its own.")),
+    ROW(model.o_lora_rank, "1024", OPT_MODEL, RANGE(1, 65536), ALIAS("o-lora-rank"),
+        HELP("Compressed attention (C, H, W): channels that a group of outputs is projected to; a second matrix takes "
+        "those of all groups to model.hidden.")),
     ROW(model.mhc, "off", OPT_MODEL,
         .alias = {{"enable-hyper-connections", "on"}, {"enable-mhc-connections", "on"}}, HELP(
         "Manifold hyper-connections with 4 residual streams, unless mhc_streams gives another number.")),
@@ -246,6 +265,13 @@ const struct option config_options[] = {
         "Initial factor on what the mixing coefficients take from the streams; 0 starts them constant.")),
     ROW(model.mhc_bf16_coef, "off", OPT_MODEL, HELP(
         "Round mixing coefficients to bf16, as Megatron does; only to compare with it.")),
+    ROW(model.mhc_norm_eps_inside, "off", OPT_MODEL, ALIAS("mhc-norm-eps-inside"), HELP(
+        "Where the epsilon of the streams' root mean square is: on, x / sqrt(mean x^2 + mhc_norm_eps) as "
+        "DeepSeek-V4 computes; off, x / (sqrt(mean x^2) + 1e-6) as Megatron does. They differ where streams "
+        "are small.")),
+    ROW(model.mhc_norm_eps, "0", OPT_MODEL, RANGE(0, 1), AUTO("norm_eps if mhc_norm_eps_inside is on"),
+        ALIAS("mhc-norm-eps"), HELP(
+        "The epsilon inside the root. Needs mhc_norm_eps_inside.")),
     ROW(model.gdn_value_heads, "0", OPT_MODEL, RANGE(0, 65536), AUTO("2 hidden / gdn_value_dim"),
         ALIAS("linear-num-value-heads"), HELP(
         "Value heads of a gated delta net (G); with gdn_value_dim they set its inner width.")),

@@ -83,6 +83,10 @@ void derive_values(struct config *c)
         derive_i64(c, "model.mhc_streams", &m->mhc_streams, 4);
     else if (was_derived(c, "model.mhc_streams"))
         m->mhc_streams = 0;
+    if (m->mhc_norm_eps_inside)
+        derive_f64(c, "model.mhc_norm_eps", &m->mhc_norm_eps, m->norm_eps);
+    else if (was_derived(c, "model.mhc_norm_eps"))
+        m->mhc_norm_eps = 0;
     derive_i64(c, "model.max_position", &m->max_position, t->seq);
     derive_i64(c, "model.router_group_best", &m->router_group_best, automatic_group_best(m));
     derive_rope(c);

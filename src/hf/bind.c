@@ -38,7 +38,7 @@ int64_t hf_pattern_layers(const struct config *c)
     for (const char *p = c->model.pattern; *p && *p != '/'; p++) {
         if (*p == '[' || *p == ']')
             inside = *p == '[';
-        n += *p == '[' || (!inside && strchr("MG*D+-E", *p) != NULL);
+        n += *p == '[' || (!inside && strchr("MG*D+CHW-E", *p) != NULL);
     }
     return n;
 }
@@ -172,6 +172,23 @@ static int choose_rule(struct hf_folder *f, int param, struct err *e)
     return hf_link_rule(f, param, &k, chosen != NULL ? chosen : first, e);
 }
 
+/* A table indexes arrays: what it may hold is checked before anything is loaded. */
+static int check_table(struct hf_folder *f, const struct param *p, const struct hf_tensor *t, const char *name,
+                       struct err *e)
+{
+    struct tensor table = tensor_shape(DT_I32, t->rank, t->dim);
+    int64_t n = tensor_elems(&table);
+    TRY(mem_array(&table.data, (size_t)n, sizeof(int32_t), e));
+    int st = st_read(t->data, &table, e);
+    const int32_t *values = table.data;
+    for (int64_t i = 0; st == ST_OK && i < n; i++)
+        if (values[i] < 0 || values[i] >= p->n_values)
+            st = err_set(e, ST_INVALID, "%s: tensor '%s' holds %d at element %lld, but only experts 0 to %lld exist",
+                         f->path, name, values[i], (long long)i, (long long)p->n_values - 1);
+    free(table.data);
+    return st;
+}
+
 static int check_link(struct hf_folder *f, const struct hf_link *l, struct err *e)
 {
     const struct param *p = f->params[l->param];
@@ -199,6 +216,8 @@ static int check_link(struct hf_folder *f, const struct hf_link *l, struct err *
                        l->name);
     if (is.dtype == DT_F8_E4M3 && t.quant != HF_FP8)
         return err_set(e, ST_INVALID, "%s: tensor '%s' is FP8 and has no '%s_scale_inv'", f->path, l->name, l->name);
+    if (p->n_values > 0)
+        return check_table(f, p, &t, l->name, e);
     return ST_OK;
 }
 
@@ -318,6 +337,11 @@ int hf_bind(struct hf_folder *f, const struct config *c, const struct param *con
     return check_leftovers(f, notes, e);
 }
 
+bool hf_same_tensor(const struct hf_folder *f, int i, int k)
+{
+    return strcmp(f->links[f->first[i]].name, f->links[f->first[k]].name) == 0;
+}
+
 /* ---- loading --------------------------------------------------------------------------------- */
 
 /* The parameter is one tensor as it stands: embeddings and heads, the largest of all, are read without a copy. */
@@ -325,9 +349,9 @@ static bool is_whole(const struct hf_folder *f, int i, const struct hf_tensor *t
 {
     const struct hf_link *l = &f->links[f->first[i]];
     const struct hf_part *p = &l->rule->part[0];
-    return f->first[i + 1] == f->first[i] + 1 && l->expert < 0 && (l->rule->flags & ~(unsigned)HF_KEEP_F32) == 0 &&
-           l->rule->groups == NULL && p->stride == NULL && p->offset == NULL && p->pairs == NULL &&
-           t->quant == HF_PLAIN;
+    return f->first[i + 1] == f->first[i] + 1 && l->expert < 0 &&
+           (l->rule->flags & ~(unsigned)(HF_KEEP_F32 | HF_INTEGERS)) == 0 && l->rule->groups == NULL &&
+           p->stride == NULL && p->offset == NULL && p->pairs == NULL && t->quant == HF_PLAIN;
 }
 
 int hf_load(struct hf_folder *f, int i, const struct tensor *dst, struct err *e)

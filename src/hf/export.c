@@ -70,7 +70,7 @@ static int first_difference(const struct config *c, const struct config *again, 
 /* model.bias is the biases of attention and of MLPs; other programs name those. */
 static void name_biases(struct config *c)
 {
-    if (!c->model.bias || strpbrk(c->model.pattern, "+D") != NULL)
+    if (!c->model.bias || strpbrk(c->model.pattern, "+DCHW") != NULL)
         return;
     c->model.bias = false;
     c->model.attn_bias = c->model.mlp_bias = true;
@@ -159,7 +159,7 @@ static bool group_pairs(const char *pattern, struct buf *out)
     for (const char *p = pattern; *p != '\0'; p++)
         if (strchr("|/", *p) != NULL)
             buf_addf(out, "%c", *p);
-        else if (strchr("*+DGM", *p) != NULL && (p[1] == '-' || p[1] == 'E'))
+        else if (strchr("*+DGMCHW", *p) != NULL && (p[1] == '-' || p[1] == 'E'))
             buf_addf(out, "[%c%c]", p[0], p[1]), p++;
         else
             return false;
@@ -211,7 +211,7 @@ static bool in_codes(const struct hf_export *x) { return x->dtype == DT_F8_E4M3;
 static enum dtype plain_dtype(const struct hf_export *x) { return in_codes(x) ? DT_BF16 : x->dtype; }
 static enum dtype dtype_on_disk(const struct writer *w, const struct hf_out_tensor *t)
 {
-    return t->codes ? DT_F8_E4M3 : t->keep_f32 ? DT_F32 : plain_dtype(w->x);
+    return t->codes ? DT_F8_E4M3 : t->integers ? DT_I64 : t->keep_f32 ? DT_F32 : plain_dtype(w->x);
 }
 
 static int64_t bytes_on_disk(const struct writer *w, const struct hf_out_tensor *t)

@@ -286,6 +286,86 @@ static const struct hf_rule qwen_prediction[] = {ONE("mtp.enorm.weight", "/mtp.p
                                                  ONE("mtp.eh_proj.weight", "/mtp.fc.weight"),
                                                  ONE("mtp.final_layernorm.weight", "/mtp.norm.weight"), END};
 
+/* DeepSeek-V4 under the names of its release, which transformers reads; where save_pretrained of transformers writes
+ * another, that one is read too. */
+#define F32_ONE(our_key, their_name)                                                                                   \
+    {                                                                                                                  \
+        .key = (our_key), .flags = HF_KEEP_F32, .part = { {.name = (their_name)} }                                     \
+    }
+#define HC_SCALE(our_key, their_name, at)                                                                              \
+    {                                                                                                                  \
+        .key = (our_key), .flags = HF_KEEP_F32, .part = {                                                              \
+            {.name = (their_name), .rows = "1", .chunk = "1", .stride = "3", .offset = (at)}                           \
+        }                                                                                                              \
+    }
+#define HC(our, theirs)                                                                                                \
+    F32_ONE(our ".mapping_proj.weight", theirs "_fn"), F32_ONE(our ".bias", theirs "_base"),                           \
+        HC_SCALE(our ".alpha_pre", theirs "_scale", "0"), HC_SCALE(our ".alpha_post", theirs "_scale", "1"),           \
+        HC_SCALE(our ".alpha_res", theirs "_scale", "2")
+static const struct hf_rule deepseek_v4_ends[] = {ONE("embedding.word_embeddings.weight", "@embed.weight"),
+                                                  ONE("embedding.word_embeddings.weight", "@embed_tokens.weight"),
+                                                  ONE("decoder.final_layernorm.weight", "@norm.weight"),
+                                                  ONE("output_layer.weight", "head.weight"),
+                                                  F32_ONE("decoder.hc_head_fn", "@hc_head_fn"),
+                                                  F32_ONE("decoder.hc_head_base", "@hc_head_base"),
+                                                  F32_ONE("decoder.hc_head_scale", "@hc_head_scale"),
+                                                  F32_ONE("decoder.hc_head_fn", "@hc_head.hc_fn"),
+                                                  F32_ONE("decoder.hc_head_base", "@hc_head.hc_base"),
+                                                  F32_ONE("decoder.hc_head_scale", "@hc_head.hc_scale"),
+                                                  HC("self_attention_hyper_connection", "hc_attn"),
+                                                  HC("mlp_hyper_connection", "hc_ffn"),
+                                                  END};
+
+#define V4(our, theirs) ONE("self_attention." our, "attn." theirs)
+#define V4_CORE(our, theirs) V4("core_attention." our, theirs)
+static const struct hf_rule compressed_attention[] = {
+    ONE("input_layernorm.weight", "attn_norm.weight"),
+    V4("linear_q_down_proj.weight", "wq_a.weight"),
+    V4("q_layernorm.weight", "q_norm.weight"),
+    V4("linear_q_up_proj.weight", "wq_b.weight"),
+    V4("linear_kv_proj.weight", "wkv.weight"),
+    V4("kv_layernorm.weight", "kv_norm.weight"),
+    V4("kv_layernorm.weight", "norm.weight"),
+    F32_ONE("self_attention.core_attention.attn_sink", "attn.attn_sink"),
+    V4("linear_o_group_proj", "wo_a.weight"),
+    V4("linear_proj.weight", "wo_b.weight"),
+    V4_CORE("compressor.linear_wkv.weight", "compressor.wkv.weight"),
+    V4_CORE("compressor.linear_wgate.weight", "compressor.wgate.weight"),
+    F32_ONE("self_attention.core_attention.compressor.ape", "attn.compressor.ape"),
+    V4_CORE("compressor.norm.weight", "compressor.norm.weight"),
+    V4_CORE("indexer.linear_wq_b.weight", "indexer.wq_b.weight"),
+    V4_CORE("indexer.linear_weights_proj.weight", "indexer.weights_proj.weight"),
+    V4_CORE("indexer.compressor.linear_wkv.weight", "indexer.compressor.wkv.weight"),
+    V4_CORE("indexer.compressor.linear_wgate.weight", "indexer.compressor.wgate.weight"),
+    F32_ONE("self_attention.core_attention.indexer.compressor.ape", "attn.indexer.compressor.ape"),
+    V4_CORE("indexer.compressor.norm.weight", "indexer.compressor.norm.weight"),
+    END};
+
+static const struct hf_rule deepseek_v4_experts[] = {
+    ONE("pre_mlp_layernorm.weight", "ffn_norm.weight"),
+    ONE("mlp.router.weight", "ffn.gate.weight"),
+    F32_ONE("mlp.router.expert_bias", "ffn.gate.bias"),
+    {.key = "mlp.router.tid2eid", .flags = HF_INTEGERS, .part = {{.name = "ffn.gate.tid2eid"}}},
+    {.key = "mlp.experts.linear_fc1.weight",
+     .part = {{.name = "ffn.experts.{e}.w1.weight", .rows = "e"}, {.name = "ffn.experts.{e}.w3.weight", .rows = "e"}}},
+    ONE("mlp.experts.linear_fc2.weight", "ffn.experts.{e}.w2.weight"),
+    {.key = "mlp.shared_experts.linear_fc1.weight",
+     .part = {{.name = "ffn.shared_experts.w1.weight", .rows = "s"},
+              {.name = "ffn.shared_experts.w3.weight", .rows = "s"}}},
+    ONE("mlp.shared_experts.linear_fc2.weight", "ffn.shared_experts.w2.weight"),
+    END};
+
+/* Its depths take the streams, so embedding and streams have a projection each, and a depth contracts its own. */
+static const struct hf_rule deepseek_v4_prediction[] = {ONE("mtp.enorm.weight", "enorm.weight"),
+                                                        ONE("mtp.hnorm.weight", "hnorm.weight"),
+                                                        ONE("mtp.e_proj.weight", "e_proj.weight"),
+                                                        ONE("mtp.h_proj.weight", "h_proj.weight"),
+                                                        ONE("mtp.final_layernorm.weight", "norm.weight"),
+                                                        F32_ONE("mtp.hc_head_fn", "hc_head_fn"),
+                                                        F32_ONE("mtp.hc_head_base", "hc_head_base"),
+                                                        F32_ONE("mtp.hc_head_scale", "hc_head_scale"),
+                                                        END};
+
 /* ---- fields ---------------------------------------------------------------------------------- */
 
 #define LAST                                                                                                           \
@@ -408,6 +488,36 @@ static const struct hf_field deepseek_v32_fields[] = {
     {"index_topk", HF_INT, "model.dsa_indexer_topk", "2048"},
     {"layer_types|mlp_layer_types|num_local_experts", HF_IGNORED, NULL, NULL}, /* first_k_dense_replace says it */
     LAST};
+static const struct hf_field deepseek_v4_fields[] = {
+    {"num_attention_heads", HF_INT, "model.heads", NULL},
+    {"num_key_value_heads", HF_FIXED, NULL, "1"},
+    {"attention_dropout", HF_NOTED, NULL, NOT_DROPPED},
+    {"rms_norm_eps", HF_REAL, "model.norm_eps", "1e-6"},
+    {"hidden_act", HF_FIXED, NULL, "\"silu\""},
+    {"head_dim", HF_INT, "model.mla_v", "512"},
+    {"q_lora_rank", HF_INT, "model.mla_q_rank", "1024"},
+    {"o_groups", HF_INT, "model.o_groups", "8"},
+    {"o_lora_rank", HF_INT, "model.o_lora_rank", "1024"},
+    {"sliding_window", HF_INT, "model.csa_window_size", "128"},
+    {"index_n_heads", HF_INT, "model.dsa_indexer_n_heads", "64"},
+    {"index_head_dim", HF_INT, "model.dsa_indexer_head_dim", "128"},
+    {"index_topk", HF_INT, "model.dsa_indexer_topk", "512"},
+    {"n_routed_experts|num_local_experts", HF_INT, "model.experts", "256"},
+    {"num_experts_per_tok", HF_INT, "model.topk", "6"},
+    {"moe_intermediate_size|intermediate_size", HF_INT, "model.expert_ffn", "2048"},
+    {"n_shared_experts", HF_FIXED, NULL, "1"},
+    {"scoring_func", HF_FIXED, NULL, "\"sqrtsoftplus\""},
+    {"topk_method", HF_FIXED, NULL, "\"noaux_tc\""},
+    {"norm_topk_prob", HF_FIXED, NULL, "true"},
+    {"routed_scaling_factor", HF_REAL, "model.router_scale", "1.5"},
+    {"swiglu_limit", HF_REAL, "model.act_clamp", "10"},
+    {"hc_mult", HF_INT, "model.mhc_streams", "4"},
+    {"hc_sinkhorn_iters", HF_INT, "model.mhc_iterations", "20"},
+    {"hc_eps", HF_FIXED, NULL, "1e-6"},
+    {"layer_types|mlp_layer_types|compress_rates|compress_rate_csa|compress_rate_hca|compress_ratios|num_hash_layers|"
+     "compress_rope_theta|qk_rope_head_dim|num_nextn_predict_layers|expert_dtype|router_jitter_noise",
+     HF_IGNORED, NULL, NULL}, /* read by deepseek_v4.c, or how it was trained and stored */
+    LAST};
 static const struct hf_field deepseek_transformer[] = {{"num_attention_heads", HF_INT, "model.heads", NULL},
                                                        {"attention_dropout", HF_NOTED, NULL, NOT_DROPPED},
                                                        {"rms_norm_eps", HF_REAL, "model.norm_eps", "1e-6"},
@@ -506,6 +616,8 @@ FIELDS(deepseek_config, harmless, basics, deepseek_transformer, no_bias, mlp_wid
 RULES(deepseek_v32_tensors, ends, norms, latent_attention, indexer, glu, experts, deepseek_prediction);
 FIELDS(deepseek_v32_config, harmless, basics, deepseek_transformer, no_bias, mlp_width, deepseek_fields,
        deepseek_v32_fields, moe_fields);
+RULES(deepseek_v4_tensors, deepseek_v4_ends, compressed_attention, deepseek_v4_experts, deepseek_v4_prediction);
+FIELDS(deepseek_v4_config, harmless, basics, deepseek_v4_fields, no_bias);
 RULES(mamba2_tensors, mamba2_rules);
 FIELDS(mamba2_config, harmless, basics, mamba2_fields);
 RULES(nemotron_tensors, mamba2_rules, nemotron_rules);
@@ -548,6 +660,13 @@ static const struct hf_family deepseek_v3 = {FAMILY(deepseek_v3, "DeepseekV3ForC
 static const struct hf_family deepseek_v32 = {FAMILY(deepseek_v32, "DeepseekV32ForCausalLM"), IN_LAYERS, .depth = "DE",
                                               .copies = deepseek_copies,
                                               TABLES(deepseek_v32_tensors, deepseek_v32_config, deepseek_v32)};
+static const struct hf_family deepseek_v4 = {FAMILY(deepseek_v4, "DeepseekV4ForCausalLM"),
+                                             .roots = {"", "model."},
+                                             .layers = "layers.",
+                                             .mtp_layers = "mtp.",
+                                             .depth = "WE",
+                                             .no_codes = "deepseek_v4 is written in bf16 or f32 only",
+                                             TABLES(deepseek_v4_tensors, deepseek_v4_config, deepseek_v4)};
 static const struct hf_family mamba2 = {FAMILY(mamba2, "Mamba2ForCausalLM"), IN_BACKBONE,
                                         TABLES(mamba2_tensors, mamba2_config, mamba2)};
 static const struct hf_family nemotron_h = {FAMILY(nemotron_h, "NemotronHForCausalLM"), IN_BACKBONE,
@@ -563,6 +682,6 @@ static const struct hf_family gpt_oss = {FAMILY(gpt_oss, "GptOssForCausalLM"), I
                                          TABLES(gpt_oss_tensors, gpt_oss_config, gpt_oss)};
 
 /* In the order in which an export tries them: what many programs read comes first. */
-const struct hf_family *const hf_families[] = {&llama, &mistral,    &qwen2,       &qwen3,        &mixtral, &qwen3_moe,
-                                               &olmoe, &qwen3_next, &deepseek_v3, &deepseek_v32, &gpt_oss, &mamba2,
-                                               &bamba, &nemotron_h, &gpt2,        NULL};
+const struct hf_family *const hf_families[] = {
+    &llama,        &mistral,     &qwen2,   &qwen3,  &mixtral, &qwen3_moe,  &olmoe, &qwen3_next, &deepseek_v3,
+    &deepseek_v32, &deepseek_v4, &gpt_oss, &mamba2, &bamba,   &nemotron_h, &gpt2,  NULL};

@@ -5,17 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_LAYERS = 4096 };
-
 /* ---- patterns -------------------------------------------------------------------------------- */
 
-static int count_layers(const struct hf_json *j, int64_t *n, struct err *e)
+int hf_count_layers(const struct hf_json *j, int64_t *n, struct err *e)
 {
     TRY(hf_json_int(j, "num_hidden_layers", 0, n, e));
     if (*n == 0)
         TRY(hf_json_int(j, "n_layer", 0, n, e)); /* GPT-2's name */
-    return *n >= 1 && *n <= MAX_LAYERS ? ST_OK
-                                       : hf_refuse(j, "num_hidden_layers", "between 1 and 4096 layers are expected", e);
+    return *n >= 1 && *n <= HF_MAX_LAYERS
+               ? ST_OK
+               : hf_refuse(j, "num_hidden_layers", "between 1 and 4096 layers are expected", e);
 }
 
 typedef const char *(*layer_fn)(const void *ctx, int64_t i); /* symbols of layer i */
@@ -24,7 +23,7 @@ static int set_pattern(const struct hf_json *j, struct config *c, layer_fn layer
 {
     int64_t n;
     struct buf text;
-    TRY(count_layers(j, &n, e));
+    TRY(hf_count_layers(j, &n, e));
     buf_init(&text, 0);
     for (int64_t i = 0; i < n; i++) {
         const char *symbols = layer(ctx, i);
@@ -43,15 +42,9 @@ static const char *same_layer(const void *ctx, int64_t i)
     return ctx;
 }
 
-/* The layers of the main part of a pattern, one string each. */
-struct layers {
-    char (*list)[8];
-    int64_t n;
-};
-
-static int split_pattern(const struct config *c, struct layers *out, struct err *e)
+int hf_split_pattern(const struct config *c, struct hf_layers *out, struct err *e)
 {
-    *out = (struct layers){.n = 0};
+    *out = (struct hf_layers){.n = 0};
     TRY(mem_array((void **)&out->list, strlen(c->model.pattern) + 1, sizeof *out->list, e));
     for (const char *p = c->model.pattern; *p && *p != '/'; p++) {
         size_t n = 1;
@@ -69,8 +62,7 @@ static int split_pattern(const struct config *c, struct layers *out, struct err 
     return ST_OK;
 }
 
-/* Writes num_hidden_layers if each layer is one of those allowed. */
-static int put_layers(json_t *out, const struct layers *l, const char *const *allowed, struct err *e)
+int hf_put_layers(json_t *out, const struct hf_layers *l, const char *const *allowed, struct err *e)
 {
     for (int64_t i = 0; i < l->n; i++) {
         bool known = false;
@@ -83,8 +75,7 @@ static int put_layers(json_t *out, const struct layers *l, const char *const *al
     return hf_put(out, "num_hidden_layers", json_integer(l->n), e);
 }
 
-/* Multi-token prediction: at most so many depths of these symbols. */
-static int put_depths(const struct config *c, json_t *out, const char *symbols, int64_t most, struct err *e)
+int hf_put_depths(const struct config *c, json_t *out, const char *symbols, int64_t most, struct err *e)
 {
     size_t n = strlen(symbols);
     int64_t depths = hf_pattern_depths(c);
@@ -101,14 +92,14 @@ static int put_depths(const struct config *c, json_t *out, const char *symbols, 
 static int put_plain_pattern(const struct config *c, json_t *out, const char *symbols, struct err *e)
 {
     const char *const allowed[] = {symbols, NULL};
-    struct layers l;
-    TRY(split_pattern(c, &l, e));
-    int st = put_layers(out, &l, allowed, e);
+    struct hf_layers l;
+    TRY(hf_split_pattern(c, &l, e));
+    int st = hf_put_layers(out, &l, allowed, e);
     free(l.list);
     return st;
 }
 
-static int put_positions(const struct config *c, json_t *out, struct err *e)
+int hf_put_positions(const struct config *c, json_t *out, struct err *e)
 {
     return hf_put(out, "max_position_embeddings",
                   json_integer(max_i64(max_i64(c->model.max_position, c->train.seq), 1)), e);
@@ -118,7 +109,7 @@ static int put_common(const struct config *c, json_t *out, struct err *e)
 {
     TRY(hf_rope_write(c, out, e));
     TRY(hf_put(out, "use_cache", json_true(), e));
-    return put_positions(c, out, e);
+    return hf_put_positions(c, out, e);
 }
 
 /* ---- dense ----------------------------------------------------------------------------------- */
@@ -215,11 +206,11 @@ static int read_topk_norm(const struct hf_json *j, struct config *c, bool absent
 
 static int put_sparse(const struct config *c, json_t *out, const char *const *allowed, bool types, struct err *e)
 {
-    struct layers l;
+    struct hf_layers l;
     json_t *dense = json_array(), *names = types ? json_array() : NULL;
-    int st = split_pattern(c, &l, e);
+    int st = hf_split_pattern(c, &l, e);
     if (st == ST_OK)
-        st = put_layers(out, &l, allowed, e);
+        st = hf_put_layers(out, &l, allowed, e);
     for (int64_t i = 0; st == ST_OK && i < l.n; i++) {
         if (l.list[i][1] == '-' && json_array_append_new(dense, json_integer(i)) != 0)
             st = err_set(e, ST_NOMEM, "out of memory");
@@ -293,7 +284,7 @@ int qwen3_next_write(const struct config *c, json_t *out, struct err *e)
 {
     static const char *const allowed[] = {"*E", "*-", "GE", "G-", NULL};
     TRY(put_sparse(c, out, allowed, true, e));
-    TRY(put_depths(c, out, "*E", 1, e));
+    TRY(hf_put_depths(c, out, "*E", 1, e));
     TRY(put_common(c, out, e));
     return hf_put(out, "partial_rotary_factor", json_real(c->model.rope_percent), e);
 }
@@ -346,10 +337,10 @@ int deepseek_v32_read(const struct hf_json *j, struct config *c, struct err *e)
 static int write_latent(const struct config *c, json_t *out, const char *const *allowed, struct err *e)
 {
     const struct config_model *m = &c->model;
-    struct layers l;
+    struct hf_layers l;
     int64_t dense = 0;
-    TRY(split_pattern(c, &l, e));
-    int st = put_layers(out, &l, allowed, e);
+    TRY(hf_split_pattern(c, &l, e));
+    int st = hf_put_layers(out, &l, allowed, e);
     while (dense < l.n && l.list[dense][1] == '-')
         dense++;
     for (int64_t i = dense; st == ST_OK && i < l.n; i++)
@@ -366,7 +357,7 @@ static int write_latent(const struct config *c, json_t *out, const char *const *
     TRY(hf_put(out, "num_key_value_heads", json_integer(m->heads), e));
     TRY(hf_put(out, "n_group", json_integer(max_i64(m->router_groups, 1)), e));
     TRY(hf_put(out, "topk_group", json_integer(m->router_groups > 0 ? m->router_group_topk : 1), e));
-    TRY(put_depths(c, out, allowed[1], 16, e));
+    TRY(hf_put_depths(c, out, allowed[1], 16, e));
     return put_common(c, out, e);
 }
 
@@ -452,7 +443,7 @@ int nemotron_read(const struct hf_json *j, struct config *c, struct err *e)
                        .pattern = json_string_value(hf_json_get(j, "hybrid_override_pattern"))};
     size_t n = b.list != NULL ? json_array_size(b.list) : b.pattern != NULL ? strlen(b.pattern) : 0;
     struct buf text;
-    if (n == 0 || n > MAX_LAYERS)
+    if (n == 0 || n > HF_MAX_LAYERS)
         return hf_refuse(j, "layers_block_type", "the kinds of at least one and at most 4096 layers are expected", e);
     buf_init(&text, 0);
     for (size_t i = 0; i < n; i++)
@@ -474,13 +465,13 @@ int nemotron_read(const struct hf_json *j, struct config *c, struct err *e)
 int nemotron_write(const struct config *c, json_t *out, struct err *e)
 {
     static const char *const allowed[] = {"M", "*", "-", "E", NULL};
-    struct layers l;
-    char text[MAX_LAYERS + 1];
+    struct hf_layers l;
+    char text[HF_MAX_LAYERS + 1];
     json_t *kinds = json_array();
-    int st = split_pattern(c, &l, e);
+    int st = hf_split_pattern(c, &l, e);
     if (st == ST_OK)
-        st = put_layers(out, &l, allowed, e);
-    if (st == ST_OK && l.n > MAX_LAYERS)
+        st = hf_put_layers(out, &l, allowed, e);
+    if (st == ST_OK && l.n > HF_MAX_LAYERS)
         st = err_set(e, ST_UNSUPPORTED, "more than 4096 layers");
     for (int64_t i = 0; st == ST_OK && i < l.n; i++) {
         const char *name = l.list[i][0] == 'M'   ? "linear_attention"
@@ -503,7 +494,7 @@ int nemotron_write(const struct config *c, json_t *out, struct err *e)
     TRY(hf_put(out, "topk_group", json_integer(max_i64(c->model.router_group_topk, 1)), e));
     TRY(hf_put(out, "n_shared_experts", json_integer(c->model.shared_ffn > 0), e));
     TRY(hf_put(out, "use_cache", json_true(), e));
-    return put_positions(c, out, e);
+    return hf_put_positions(c, out, e);
 }
 
 static const char *bamba_layer(const void *ctx, int64_t i)
@@ -526,11 +517,11 @@ int bamba_read(const struct hf_json *j, struct config *c, struct err *e)
 int bamba_write(const struct config *c, json_t *out, struct err *e)
 {
     static const char *const allowed[] = {"*-", "M-", NULL};
-    struct layers l;
+    struct hf_layers l;
     json_t *list = json_array();
-    int st = split_pattern(c, &l, e);
+    int st = hf_split_pattern(c, &l, e);
     if (st == ST_OK)
-        st = put_layers(out, &l, allowed, e);
+        st = hf_put_layers(out, &l, allowed, e);
     for (int64_t i = 0; st == ST_OK && i < l.n; i++)
         if (l.list[i][0] == '*' && json_array_append_new(list, json_integer(i)) != 0)
             st = err_set(e, ST_NOMEM, "out of memory");

@@ -267,16 +267,36 @@ static bool use(struct hf_folder *f, const char *name, const char *suffix, const
     return true;
 }
 
+/* The scales of NAME.weight are NAME.weight_scale_inv, or NAME.scale in the folders of DeepSeek-V4. */
+static bool find_scale(struct hf_folder *f, const char *name, struct hf_tensor *t)
+{
+    static const char end[] = "weight";
+    char stem[HF_NAME];
+    size_t n = strlen(name) - (str_ends(name, ".weight") ? sizeof end - 1 : 0);
+    int file;
+    if (use(f, name, "_scale_inv", &t->scale, &file))
+        return true;
+    if (n == strlen(name) || n >= sizeof stem)
+        return false;
+    memcpy(stem, name, n);
+    stem[n] = '\0';
+    return use(f, stem, "scale", &t->scale, &file);
+}
+
 /* False: the folder has no such tensor. */
 int hf_find(struct hf_folder *f, const char *name, struct hf_tensor *out)
 {
     int scale_file;
     *out = (struct hf_tensor){.quant = HF_PLAIN};
     if (use(f, name, "", &out->data, &out->file)) {
+        enum dtype dtype = out->data->view.dtype;
+        bool codes = dtype == DT_F8_E4M3, halves = (dtype == DT_I8 || dtype == DT_U8) && out->data->view.rank > 0;
         out->rank = out->data->view.rank;
         memcpy(out->dim, out->data->view.dim, sizeof out->dim);
-        if (out->data->view.dtype == DT_F8_E4M3 && use(f, name, "_scale_inv", &out->scale, &scale_file))
-            out->quant = HF_FP8;
+        if ((codes || halves) && find_scale(f, name, out))
+            out->quant = codes ? HF_FP8 : HF_MXFP4;
+        if (out->quant == HF_MXFP4)
+            out->dim[out->rank - 1] *= 2; /* [.., bytes of two values each] */
         return true;
     }
     if (!use(f, name, "_blocks", &out->data, &out->file) || !use(f, name, "_scales", &out->scale, &scale_file) ||
@@ -310,7 +330,11 @@ static int read_fp8(const struct hf_tensor *t, const char *name, float *out, str
                        (long long)n_scales);
     struct tensor scales = tensor_shape(DT_F32, s->rank, s->dim);
     TRY(mem_array(&scales.data, (size_t)n_scales, sizeof(float), e));
-    int st = st_read(t->scale, &scales, e);
+    int st = ST_OK;
+    if (s->dtype == DT_F8_E8M0)
+        tensor_convert(&scales, s); /* bytes: at an aligned place wherever they are */
+    else
+        st = st_read(t->scale, &scales, e);
     for (int i = 0; i < 256; i++)
         table[i] = f8_to_f32((uint8_t)i, DT_F8_E4M3);
     const uint8_t *codes = v->data;
@@ -323,12 +347,22 @@ static int read_fp8(const struct hf_tensor *t, const char *name, float *out, str
     return st;
 }
 
+enum { MXFP4_BYTES = 16 }; /* of a block of 32 values, which share a scale */
+
+/* One scale for every block, along the inputs. */
+static bool mxfp4_fits(const struct hf_tensor *t)
+{
+    const struct tensor *v = &t->data->view, *s = &t->scale->view;
+    return v->rank > 0 && dtype_bytes(s->dtype) == 1 && v->dim[v->rank - 1] % MXFP4_BYTES == 0 &&
+           tensor_elems(s) * MXFP4_BYTES == tensor_elems(v);
+}
+
 static void read_mxfp4(const struct hf_tensor *t, float *out)
 {
     static const float value[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
     const struct tensor *v = &t->data->view;
     const uint8_t *bytes = v->data, *scales = t->scale->view.data;
-    int64_t per_block = v->dim[v->rank - 1], blocks = per_block ? tensor_elems(v) / per_block : 0;
+    int64_t per_block = MXFP4_BYTES, blocks = tensor_elems(v) / per_block;
     for (int64_t b = 0; b < blocks; b++) {
         float scale = scales[b] == 255 ? NAN : ldexpf(1.0f, (int)scales[b] - 127);
         for (int64_t i = 0; i < per_block; i++, bytes++) {
@@ -352,8 +386,7 @@ int hf_read(struct hf_folder *f, const struct hf_tensor *t, const char *name, co
     dst.data = f->values;
     if (t->quant == HF_FP8)
         TRY(read_fp8(t, name, f->values, e));
-    else if (t->quant == HF_MXFP4 &&
-             tensor_elems(&t->scale->view) * t->data->view.dim[t->data->view.rank - 1] != tensor_elems(&t->data->view))
+    else if (t->quant == HF_MXFP4 && !mxfp4_fits(t))
         return err_set(e, ST_INVALID, "'%.160s': the scales do not fit the blocks", name);
     else if (t->quant == HF_MXFP4)
         read_mxfp4(t, f->values);

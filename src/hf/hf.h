@@ -35,6 +35,9 @@ int hf_bind(struct hf_folder *f, const struct config *c, const struct param *con
 /* Fill dst, dense and F32 on the host with the shape of parameter i, in the row order of our files. */
 int hf_load(struct hf_folder *f, int i, const struct tensor *dst, struct err *e);
 
+/* Are parameters i and k parts of one tensor? */
+bool hf_same_tensor(const struct hf_folder *f, int i, int k);
+
 struct hf_export {
     const char *path; /* must not exist; written beside and renamed */
     const struct config *config;

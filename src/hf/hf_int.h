@@ -26,6 +26,7 @@ enum {
     HF_FUSED = 2,      /* all experts in one tensor with a leading axis */
     HF_MINUS_ONE = 4,  /* the folder's value is ours + 1 where our norms are zero-centred */
     HF_KEEP_F32 = 8,   /* F32 whatever the export's dtype */
+    HF_INTEGERS = 16,  /* a table, I64 in the folder */
 };
 
 /* One parameter of ours: for each of `groups` groups, its share of each part in turn. */
@@ -72,6 +73,7 @@ struct hf_family {
     const char *mtp_layers;       /* the same for a prediction depth; NULL: its layers follow those of the model */
     const char *depth;            /* layers of a prediction depth, such as "+E"; NULL: the family has none */
     const struct hf_copy *copies; /* ends with a row without a key; may be NULL */
+    const char *no_codes;         /* why --dtype=fp8 cannot be written; NULL: it can */
     const struct hf_rule *const *rules;   /* ends with NULL */
     const struct hf_field *const *fields; /* each ends with a row without a name; the list with NULL */
     /* What the tables cannot say: the pattern, rotary embedding, routing. */
@@ -109,6 +111,9 @@ int hf_put(json_t *object, const char *name, json_t *value, struct err *e);
 
 int hf_rope_read(const struct hf_json *j, struct config *c, double base, struct err *e);
 int hf_rope_write(const struct config *c, json_t *out, struct err *e);
+/* The scaling alone: kind and numbers in the object o, which is or is in `field`; nothing where it is the default. */
+int hf_rope_scaling(const struct hf_json *j, struct config *c, const char *field, json_t *o, struct err *e);
+int hf_rope_scaling_write(const struct config *c, json_t *o, struct err *e);
 
 /* ---- folder.c -------------------------------------------------------------------------------- */
 

@@ -24,6 +24,7 @@ static int list_tensors(struct hf_out *w, struct err *e)
         w->tensors[w->n_tensors++] = (struct hf_out_tensor){.name = l->name,
                                                             .shape = tensor_shape(DT_F32, rank, dim),
                                                             .keep_f32 = (l->rule->flags & HF_KEEP_F32) != 0,
+                                                            .integers = (l->rule->flags & HF_INTEGERS) != 0,
                                                             .first = i,
                                                             .end = i + 1};
     }

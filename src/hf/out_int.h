@@ -7,7 +7,7 @@
 struct hf_out_tensor { /* links [first, end) write into it */
     const char *name;
     struct tensor shape; /* F32, no data */
-    bool keep_f32;
+    bool keep_f32, integers;
     bool codes, scales; /* FP8 blocks (out8.c): stored as codes; the scales of a tensor of shape `of` */
     struct tensor of;
     int first, end;

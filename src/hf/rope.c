@@ -32,7 +32,7 @@ static const char *const kind_options[] = {"none", "linear", "llama3", "yarn"};
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static int read_scaling(const struct hf_json *j, struct config *c, const char *field, json_t *o, struct err *e)
+int hf_rope_scaling(const struct hf_json *j, struct config *c, const char *field, json_t *o, struct err *e)
 {
     struct hf_json part = {.root = o, .text = o, .label = j->label};
     const char *type = json_string_value(json_object_get(o, "rope_type"));
@@ -58,8 +58,6 @@ static int read_scaling(const struct hf_json *j, struct config *c, const char *f
         if (k == CFG_ROPE_SCALING_YARN)
             TRY(hf_set_text(j, c, "model.rope_truncate", json_is_false(json_object_get(o, "truncate")) ? "off" : "on",
                             e));
-        if (json_object_get(o, "attention_factor") != NULL && !json_is_null(json_object_get(o, "attention_factor")))
-            return hf_refuse(j, field, "an attention_factor of its own has no option in braid", e);
         return ST_OK;
     }
     return hf_refuse(j, field, "this kind of rotary scaling is not in braid (default, linear, llama3 and yarn are)", e);
@@ -80,9 +78,14 @@ int hf_rope_read(const struct hf_json *j, struct config *c, double base, struct 
     TRY(hf_set_real(j, c, "model.rope_base", theta, e));
     TRY(hf_set_real(j, c, "model.rope_percent", percent, e));
     TRY(hf_set_text(j, c, "model.rope_scaling", "none", e));
-    if (json_is_object(now))
-        return read_scaling(j, c, "rope_parameters", now, e);
-    return json_is_object(old) ? read_scaling(j, c, "rope_scaling", old, e) : ST_OK;
+    const char *field = json_is_object(now) ? "rope_parameters" : "rope_scaling";
+    json_t *scaling = json_is_object(now) ? now : old, *factor = json_object_get(scaling, "attention_factor");
+    if (!json_is_object(scaling))
+        return ST_OK;
+    TRY(hf_rope_scaling(j, c, field, scaling, e));
+    return c->model.rope_scaling == CFG_ROPE_SCALING_NONE || factor == NULL || json_is_null(factor)
+               ? ST_OK
+               : hf_refuse(j, field, "an attention_factor of its own has no option in braid", e);
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -101,7 +104,7 @@ static int put_number(json_t *o, const struct config *c, const struct number *n,
     return v == n->absent && n->absent == 0 ? ST_OK : hf_put(o, n->field, json_real(v), e);
 }
 
-static int scaling_object(const struct config *c, json_t *o, struct err *e)
+int hf_rope_scaling_write(const struct config *c, json_t *o, struct err *e)
 {
     int k = c->model.rope_scaling;
     TRY(hf_put(o, "rope_type", json_string(kinds[k].type), e));
@@ -120,12 +123,12 @@ int hf_rope_write(const struct config *c, json_t *out, struct err *e)
     json_t *now = json_object();
     TRY(hf_put(out, "rope_parameters", now, e));
     TRY(hf_put(now, "rope_theta", json_real(m->rope_base), e));
-    TRY(scaling_object(c, now, e));
+    TRY(hf_rope_scaling_write(c, now, e));
     TRY(hf_put(out, "rope_theta", json_real(m->rope_base), e));
     if (scaled) {
         json_t *old = json_object();
         TRY(hf_put(out, "rope_scaling", old, e));
-        TRY(scaling_object(c, old, e));
+        TRY(hf_rope_scaling_write(c, old, e));
     }
     if (m->rope_percent == 1)
         return ST_OK;

@@ -43,7 +43,7 @@ struct tiny_model {
     const struct config *user;
     const char *user_symbols, *symbols;
 };
-enum { KIND_MAX_REFUSED = 12 };
+enum { KIND_MAX_REFUSED = 16 };
 struct kind_options {
     const struct option_use *uses;
     int n_uses;

@@ -61,6 +61,7 @@ static struct joint *sizes(struct build *b)
                                  .profile = c->mhc_profile == CFG_MHC_S ? MHC_S : MHC_D,
                                  .iterations = c->mhc_iterations,
                                  .round_bf16 = c->mhc_bf16_coef,
+                                 .root_eps = c->mhc_norm_eps_inside ? c->mhc_norm_eps : 0,
                                  .kernels = (enum mhc_kernels)b->cfg->mhc.kernels},
                         .eps = c->norm_eps,
                         .zero_centered = c->norm_zero_centered,
@@ -548,7 +549,12 @@ static bool mhc_options_without_mhc(const struct config *c)
 {
     const struct config_model *m = &c->model;
     return m->mhc_streams == 0 &&
-           (m->mhc_profile != CFG_MHC_D || m->mhc_iterations != 20 || m->mhc_gating != 0.01 || m->mhc_bf16_coef);
+           (m->mhc_profile != CFG_MHC_D || m->mhc_iterations != 20 || m->mhc_gating != 0.01 || m->mhc_bf16_coef ||
+            m->mhc_norm_eps_inside);
+}
+static bool eps_not_inside(const struct config *c)
+{
+    return c->model.mhc_norm_eps > 0 && !c->model.mhc_norm_eps_inside;
 }
 
 static bool recompute_mhc_without_streams(const struct config *c)
@@ -573,7 +579,10 @@ static const struct rule mhc_rules[] = {
      {"model.mhc_streams"}},
     {"mhc-options-need-streams", mhc_options_without_mhc,
      "options of hyper-connections need model.mhc_streams",
-     {"model.mhc_streams", "model.mhc_profile", "model.mhc_iterations", "model.mhc_gating"}},
+     {"model.mhc_streams", "model.mhc_profile", "model.mhc_iterations", "model.mhc_norm_eps_inside"}},
+    {"mhc-norm-eps-inside", eps_not_inside,
+     "model.mhc_norm_eps is the epsilon inside the root: it needs model.mhc_norm_eps_inside = on",
+     {"model.mhc_norm_eps", "model.mhc_norm_eps_inside"}},
     {"recompute-block-needs-streams", block_without_streams,
      "plan.recompute_block needs model.mhc_streams: a plain residual stream is not recomputed",
      {"plan.recompute_block", "model.mhc_streams"}},

@@ -150,6 +150,13 @@ static const char *const args[][2] = {
     {"qk_head_dim", "model.mla_nope"},
     {"qk_pos_emb_head_dim", "model.mla_rope"},
     {"v_head_dim", "model.mla_v"},
+    {"o_groups", "model.o_groups"},
+    {"o_lora_rank", "model.o_lora_rank"},
+    {"csa_window_size", "model.csa_window_size"},
+    {"csa_compress_rotary_base", "model.csa_compress_rotary_base"},
+    {"dsa_indexer_n_heads", "model.dsa_indexer_n_heads"},
+    {"dsa_indexer_head_dim", "model.dsa_indexer_head_dim"},
+    {"dsa_indexer_topk", "model.dsa_indexer_topk"},
     {"mamba_num_heads", "model.mamba_heads"},
     {"mamba_head_dim", "model.mamba_head_dim"},
     {"mamba_state_dim", "model.mamba_state"},
@@ -200,7 +207,7 @@ static json_t *args_json(const struct writer *w)
     bool ok = out != NULL, gpt = w->layout == KEYS_STACKED;
     for (int i = 0; ok && i < countof(args); i++)
         ok = json_object_set_new(out, args[i][0], value_json(w->cfg, args[i][1])) == 0;
-    bool latent = strpbrk(p->symbols, "+D") != NULL;
+    bool latent = strpbrk(p->symbols, "+DCHW") != NULL;
     json_t *more =
         json_pack("{s:i, s:i, s:s?, s:b, s:b, s:b, s:b, s:b, s:s, s:s, s:b, s:b}", "num_layers",
                   gpt ? p->n_items : p->n_layers, "mtp_num_layers", p->n_mtp_depths, "hybrid_layer_pattern",
@@ -282,6 +289,12 @@ static int check_expressible(const struct config_model *m, struct err *e)
         return err_set(
             e, ST_UNSUPPORTED,
             "Megatron's routers have a bias only where experts have; this model has model.expert_bias = off");
+    if ((strchr(m->pattern, 'C') != NULL && m->compress_rate_csa != 4) ||
+        (strchr(m->pattern, 'H') != NULL && m->compress_rate_hca != 128))
+        return err_set(e, ST_UNSUPPORTED,
+                       "Megatron's C layers compress 4 tokens and its H layers 128; this model has "
+                       "model.compress_rate_csa = %lld and model.compress_rate_hca = %lld",
+                       (long long)m->compress_rate_csa, (long long)m->compress_rate_hca);
     return ST_OK;
 }
 

@@ -128,8 +128,11 @@ static int fetch_param(void *ctx, const char *key, struct tensor *host, struct e
     for (int i = 0; i < m->n; i++)
         if (strcmp(m->params[i]->key, key) == 0) {
             TRY(mem_grow(&m->values, &m->cap, (size_t)tensor_elems(host), sizeof(float), e));
-            host->data = m->values;
-            TRY(hf_load(m->folder, i, host, e));
+            struct tensor wide = tensor_shape(DT_F32, host->rank, host->dim);
+            wide.data = host->data = m->values;
+            TRY(hf_load(m->folder, i, &wide, e));
+            if (host->dtype != DT_F32) /* a table: elements of the same size */
+                tensor_convert(host, &wide);
             m->done += tensor_bytes(host);
             if (m->progress != NULL)
                 m->progress->fn(m->progress->ctx, m->done, m->all);
@@ -155,8 +158,8 @@ int import_hf(struct hf_folder *f, struct config *c, const char *run_dir, const 
     TRY_OUT(mem_array((void **)&items, (size_t)paper.n, sizeof *items, e));
     for (int i = 0; i < paper.n; i++) {
         const struct param *p = paper.params[i];
-        items[i] =
-            (struct ckpt_item){.key = p->key, .host = tensor_shape(DT_F32, p->rank, p->dim), .section = CKPT_MODEL};
+        items[i] = (struct ckpt_item){
+            .key = p->key, .host = tensor_shape(param_dtype(p, DT_F32), p->rank, p->dim), .section = CKPT_MODEL};
         m.all += tensor_bytes(&items[i].host);
     }
     TRY_OUT(tokenizer_for(c, &tok, e));

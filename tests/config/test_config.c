@@ -171,6 +171,8 @@ struct rule_case {
 static const struct rule_case rule_cases[] = {
     {"mhc-two-streams", {"model.mhc_streams", "1"}},
     {"mhc-options-need-streams", {"model.mhc_iterations", "5"}},
+    {"mhc-options-need-streams", {"model.mhc_norm_eps_inside", "on"}},
+    {"mhc-norm-eps-inside", {"model.mhc_norm_eps", "1e-5", "model.mhc_streams", "4"}},
     {"recompute-block-format", {"plan.recompute_block", "two", "model.mhc_streams", "4"}},
     {"fit-format", {"plan.fit", "80KB"}},
     {"recompute-block-needs-streams", {"plan.recompute_block", "2"}},

@@ -3,6 +3,7 @@
 #include "bench.h"
 #include "ops/attention/attention.h"
 #include "ops/indexer/indexer.h"
+#include "ops/compress/compress.h"
 #include "ops/sparse/sparse.h"
 
 enum { KEYS = 9, TOPK = 4 };
@@ -130,15 +131,39 @@ static void wrong_shapes_are_refused(void **state)
                                   .every = 1};
     assert_fails(d.ops->index_recall(&d.lane, &a), ST_INVALID, &d.e, "3 query heads cannot share 2 key heads evenly");
     a.mk = tensor_4d(x, DT_F64, 1, 2, 1, 2);
-    a.doc_start = tensor_2d(idx, DT_I32, 1, 2);
-    a.ratio = 4;
-    assert_fails(d.ops->index_recall(&d.lane, &a), ST_INVALID, &d.e, "doc_start counts tokens");
+    a.ratio = 0;
+    assert_fails(d.ops->index_recall(&d.lane, &a), ST_INVALID, &d.e, "ratio is 0");
     dev_close(&d.dev);
+}
+
+/* What compress says of its entries and what queries see of them agree: an entry is seen from its window's last token
+ * on, by its own document alone. */
+static void a_query_sees_the_complete_windows_of_its_document(void **state)
+{
+    (void)state;
+    enum { LONG = 41 };
+    for (int64_t ratio = 1; ratio <= 7; ratio++)
+        for (int64_t split = 0; split < LONG; split++) {
+            int32_t doc[LONG];
+            for (int64_t t = 0; t < LONG; t++)
+                doc[t] = t < split ? 0 : t < split + 11 ? (int32_t)split : (int32_t)split + 11;
+            for (int64_t t = 0; t < LONG; t++) {
+                struct index_range seen = index_visible(t, doc[t], ratio, LONG / ratio);
+                for (int64_t j = 0; j < LONG / ratio; j++) {
+                    struct compress_window w = compress_window_of(doc, j, ratio);
+                    bool complete = w.first >= 0 && w.first + ratio - 1 <= t && doc[w.first] == doc[t];
+                    assert_int_equal(j >= seen.first && j < seen.end, complete);
+                    if (w.first >= 0)
+                        assert_int_equal(w.before, w.first - ratio >= doc[w.first]);
+                }
+            }
+        }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_query_sees_the_complete_windows_of_its_document),
         cmocka_unit_test(of_equal_scores_the_smaller_index_is_taken),
         cmocka_unit_test(a_query_sees_no_later_key),
         cmocka_unit_test(scores_that_are_not_numbers_come_last),

@@ -120,6 +120,8 @@ static const struct row rows[] = {
     {"model.mhc_iterations", "3", "model.mhc_streams=2"},
     {"model.mhc_gating", "0.5", "model.mhc_streams=2"},
     {"model.mhc_bf16_coef", "on", "model.mhc_streams=2"},
+    {"model.mhc_norm_eps_inside", "on", "model.mhc_streams=2"},
+    {"model.mhc_norm_eps", "0.25", "model.mhc_streams=2 model.mhc_norm_eps_inside=on"},
     {"model.gdn_value_heads", "6", ""},
     {"model.gdn_key_heads", "4", ""},
     {"model.gdn_key_dim", "5", ""},

@@ -7,7 +7,7 @@
 int CPU_NAME(cache_store_cpu)(struct lane *l, const struct cache_store_args *a)
 {
     TRY(cache_store_check(a, l->err));
-    int64_t start = *(const int64_t *)a->start.data, max = a->cache.dim[1];
+    int64_t start = cache_row(*(const int64_t *)a->start.data, a->ratio), max = a->cache.dim[1];
     int64_t len = a->x.dim[1], groups = a->x.dim[2], d = a->x.dim[3];
     if (start < 0 || start > max - len)
         return err_set(l->err, ST_INVALID, "cache_store: %lld rows from row %lld do not fit a cache of %lld rows",

@@ -25,8 +25,11 @@ static void cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample samples[] = {
-    {"b=2 s=3 g=2 d=8 at=4"},   {"b=1 s=1 g=1 d=1 at=15"}, {"b=2 s=0 g=3 d=5 at=16"},         {"b=0 s=3 g=2 d=8"},
-    {"b=3 s=16 g=2 d=17 at=0"}, {"b=2 s=5 g=3 d=7 at=2"},  {"b=2 s=70 g=4 d=33 at=1 max=71"}, {"b=3 s=5 g=2 d=64 at=3"},
+    {"b=2 s=3 g=2 d=8 at=4"},          {"b=1 s=1 g=1 d=1 at=15"},
+    {"b=2 s=0 g=3 d=5 at=16"},         {"b=0 s=3 g=2 d=8"},
+    {"b=3 s=16 g=2 d=17 at=0"},        {"b=2 s=5 g=3 d=7 at=2"},
+    {"b=2 s=70 g=4 d=33 at=1 max=71"}, {"b=3 s=5 g=2 d=64 at=3"},
+    {"b=2 s=3 g=2 d=8 at=23 ratio=4"}, {"b=2 s=3 g=1 d=8 at=7 strided=1"},
 };
 static const struct op_sample bench[] = {{"b=16 s=256 g=2 d=64 at=0 max=1024"}};
 

@@ -5,7 +5,7 @@
 int cache_store_ref(struct lane *l, const struct cache_store_args *a)
 {
     TRY(cache_store_check(a, l->err));
-    int64_t start = *(const int64_t *)a->start.data, len = a->x.dim[1], max = a->cache.dim[1];
+    int64_t start = cache_row(*(const int64_t *)a->start.data, a->ratio), len = a->x.dim[1], max = a->cache.dim[1];
     if (start < 0 || start > max - len)
         return err_set(l->err, ST_INVALID, "cache_store: %lld rows from row %lld do not fit a cache of %lld rows",
                        (long long)len, (long long)start, (long long)max);

@@ -18,7 +18,7 @@ static __global__ void __launch_bounds__(SCORE_THREADS)
         q[x] = to_float(c.q.at(b, i, x / c.width)[x % c.width]);
     __syncthreads();
     int64_t j = (int64_t)blockIdx.x * SCORE_THREADS + threadIdx.x;
-    if (j >= row_end(c, i))
+    if (j >= row_seen(c, b, i).end)
         return;
     const T *k = c.k.at(b, j, 0);
     float sum = 0;
@@ -98,9 +98,11 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
 {
     __shared__ uint32_t bins[256], shared[2];
     __shared__ int counts[SELECT_THREADS / 32];
-    int64_t r = first_row + blockIdx.x, b = r / c.rows, i = r % c.rows, first = row_first(c, b, i);
+    int64_t r = first_row + blockIdx.x, b = r / c.rows, i = r % c.rows;
+    index_range seen = row_seen(c, b, i);
+    int64_t first = seen.first;
     const float *s = scores + (int64_t)blockIdx.x * c.keys + first;
-    int n = (int)max((int64_t)0, row_end(c, i) - first), kept = 0, equal = 0, all;
+    int n = (int)max((int64_t)0, seen.end - first), kept = 0, equal = 0, all;
     threshold t = {0, 0};
     idx += r * topk;
     if (n > topk && topk > 0)

@@ -1,15 +1,16 @@
 /* indexer: which keys a query of sparse attention reads, and how the scores that decide it are trained (the lightning
  * indexer of DeepSeek-V3.2).
  *   q [B, S, H, D], k [B, Skv, D] real, w [B, S, H] wide: I[i, j] = sum_h w[i, h] f(q[i, h] . k[j]), f(x) = max(x, 0)
- *   with relu, else x. Query i sits at index s = start + i, start I64 [1] optional, else 0 (decoding with a cache). It
- *   sees key j if j < (s + 1) / ratio, rounded down, and j >= doc_start[b, i] (I32 [B, S] optional); with ratio 1
- *   that is j <= s, otherwise a key stands for `ratio` tokens.
+ *   with relu, else x. Query i sits at index s = start + i, start I64 [1] optional, else 0 (decoding with a cache).
+ *   doc_start I32 [B, S] optional: index of the first token f of its document, else 0. With ratio 1 it sees the keys
+ *   f <= j <= s. Otherwise a key stands for `ratio` tokens, a document's keys lie from ceil(f / ratio) on (compress.h),
+ *   and it sees the first (s + 1 - f) / ratio of them, rounded down.
  *
  * index_topk: idx I32 [B, S, topk]: the keys of largest I that the query sees, in ascending order, then -1. Of equal
  *   scores the smaller index is taken. A score that is not a number counts as minus infinity.
  *
  * index_loss: how far softmax(I) is from the attention that it stands for. Over the keys of idx if given, else over all
- *   keys that the query sees (doc_start, ratio):
+ *   keys that the query sees (doc_start, ratio; start is 0):
  *     t_j = sum over heads g of exp(scale mq[i, g] . mk[j, g or 0] - lse[g, i]), p = t / sum t; no gradient is taken of
  *     it kl[i] = sum_j p_j (log p_j - log softmax(score_scale I)_j)
  *   mq [B, S, MH, MD], mk [B, Skv, MG, MD] real, MH % MG == 0, lse [B, MH, S] wide optional, else that of the same
@@ -72,11 +73,17 @@ OP_ARGS(index_loss, INDEX_LOSS_FIELDS);
     N(op, int64_t, every, 4)
 OP_ARGS(index_recall, INDEX_RECALL_FIELDS);
 
-/* Keys that the query at index s sees: [first, end). */
-HOST_DEVICE static inline int64_t index_end(int64_t s, int64_t ratio, int64_t n_keys)
+/* Keys that the query at index s of a document from token `doc` on sees: [first, end), end >= first unless the keys end
+ * before. */
+struct index_range {
+    int64_t first, end;
+};
+HOST_DEVICE static inline struct index_range index_visible(int64_t s, int64_t doc, int64_t ratio, int64_t n_keys)
 {
-    int64_t end = s < 0 ? 0 : (s + 1) / ratio;
-    return end < n_keys ? end : n_keys;
+    int64_t from = doc > 0 ? doc : 0, first = (from + ratio - 1) / ratio,
+            end = s < from ? first : first + (s + 1 - from) / ratio;
+    struct index_range r = {first, end < n_keys ? end : n_keys};
+    return r;
 }
 /* Queries of a sequence of n that index_recall looks at. Sizes of work are asked for before `every` is checked. */
 HOST_DEVICE static inline int64_t index_sampled(int64_t n, int64_t every)

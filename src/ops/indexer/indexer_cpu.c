@@ -91,8 +91,9 @@ int64_t CPU_NAME(index_topk_work_cpu)(const struct index_topk_args *a)
 
 static void select_row(const struct index_topk_args *a, int64_t start, int64_t r, uint64_t *rank)
 {
-    int64_t b = r / a->q.dim[1], i = r % a->q.dim[1], first = index_first(&a->doc_start, b, i), kept = 0;
-    int64_t n = max_i64(0, index_end(start + i, a->ratio, a->k.dim[1]) - first);
+    int64_t b = r / a->q.dim[1], i = r % a->q.dim[1], kept = 0;
+    struct index_range seen = index_seen(&a->doc_start, a->ratio, a->k.dim[1], b, i, start + i);
+    int64_t first = seen.first, n = max_i64(0, seen.end - first);
     int32_t *idx = (int32_t *)a->idx.data + r * a->topk;
     uint64_t last = UINT64_MAX, *copy = rank + a->k.dim[1];
     if (n > a->topk) {

@@ -36,14 +36,11 @@ template <typename T> struct index_call {
     bool relu, by_key; /* by_key: scores of a range of keys stand where the key does, else from 0 on */
 };
 
-/* Query i sees keys [first, end). */
-template <typename T> __device__ __forceinline__ int64_t row_first(const index_call<T> &c, int64_t b, int64_t i)
+/* The keys that query i sees. */
+template <typename T> __device__ __forceinline__ index_range row_seen(const index_call<T> &c, int64_t b, int64_t i)
 {
-    return c.doc != NULL ? max(0, c.doc[b * c.doc_batch + i]) : 0;
-}
-template <typename T> __device__ __forceinline__ int64_t row_end(const index_call<T> &c, int64_t i)
-{
-    return index_end((c.start != NULL ? *c.start : 0) + i, c.ratio, c.keys);
+    return index_visible((c.start != NULL ? *c.start : 0) + i, c.doc != NULL ? c.doc[b * c.doc_batch + i] : 0, c.ratio,
+                         c.keys);
 }
 
 /* ---- tensor cores (indexer_mma.cu): bf16, 64 or 128 channels, at most 64 heads */
@@ -83,8 +80,9 @@ template <typename T> __device__ __forceinline__ key_list keys_of(const index_ca
         k.list = c.idx + b * c.idx_batch + i * c.idx_row;
         return k;
     }
-    k.first = (int)row_first(c, b, i);
-    k.count = (int)max((int64_t)0, row_end(c, i) - k.first);
+    index_range seen = row_seen(c, b, i);
+    k.first = (int)seen.first;
+    k.count = (int)max((int64_t)0, seen.end - seen.first);
     return k;
 }
 

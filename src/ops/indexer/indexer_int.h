@@ -11,9 +11,12 @@ struct index_row {
     int64_t first, count;
 };
 
-static inline int64_t index_first(const struct tensor *doc_start, int64_t b, int64_t i)
+/* The keys that query i of sequence b, at index s, sees. */
+static inline struct index_range index_seen(const struct tensor *doc_start, int64_t ratio, int64_t n_keys, int64_t b,
+                                            int64_t i, int64_t s)
 {
-    return present(doc_start) ? max_i64(0, ((const int32_t *)doc_start->data)[b * doc_start->stride[0] + i]) : 0;
+    int64_t doc = present(doc_start) ? ((const int32_t *)doc_start->data)[b * doc_start->stride[0] + i] : 0;
+    return index_visible(s, doc, ratio, n_keys);
 }
 
 static inline struct index_row index_row_of(const struct tensor *idx, const struct tensor *doc_start, int64_t ratio,
@@ -22,8 +25,8 @@ static inline struct index_row index_row_of(const struct tensor *idx, const stru
     if (present(idx))
         return (struct index_row){.list = (const int32_t *)idx->data + b * idx->stride[0] + i * idx->stride[1],
                                   .count = idx->dim[2]};
-    int64_t first = index_first(doc_start, b, i), end = index_end(i, ratio, n_keys);
-    return (struct index_row){.first = first, .count = max_i64(0, end - first)};
+    struct index_range seen = index_seen(doc_start, ratio, n_keys, b, i, i);
+    return (struct index_row){.first = seen.first, .count = max_i64(0, seen.end - seen.first)};
 }
 /* Negative: no key. */
 static inline int64_t index_key(const struct index_row *r, int64_t n)

@@ -433,10 +433,10 @@ static __global__ void __launch_bounds__(ROW_THREADS)
             i = index_sample_row(c.rows, every, u / c.main_heads % sampled);
     int h = (int)(u % c.main_heads);
     key_list list = keys_of(c, b, i);
-    int64_t from = row_first(c, b, i), end = row_end(c, i);
+    index_range seen = row_seen(c, b, i);
     take_row(q, c.mq.at(b, i, h), c.main_width);
     float top = -INFINITY, sum = 0, kept = 0;
-    for (int64_t j = from + threadIdx.x; j < end; j += ROW_THREADS) {
+    for (int64_t j = seen.first + threadIdx.x; j < seen.end; j += ROW_THREADS) {
         float s = c.softmax_scale * dot(c.mk.at(b, j, h / c.per_group), q, c.main_width), next = fmaxf(top, s);
         sum = sum * expf(top - next) + expf(s - next);
         top = next;

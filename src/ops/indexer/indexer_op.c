@@ -7,17 +7,13 @@
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-static int check_keys(const char *op, int64_t queries, int64_t keys, int64_t ratio, const struct tensor *doc_start,
-                      struct err *e)
+static int check_keys(const char *op, int64_t queries, int64_t keys, int64_t ratio, struct err *e)
 {
     if (queries >= INT32_MAX || keys >= INT32_MAX)
         return err_set(e, ST_INVALID, "%s: %lld queries and %lld keys, each must be below 2^31 - 1", op,
                        (long long)queries, (long long)keys);
     if (ratio < 1)
         return err_set(e, ST_INVALID, "%s: ratio is %lld, expected 1 or more", op, (long long)ratio);
-    if (ratio > 1 && present(doc_start))
-        return err_set(e, ST_INVALID, "%s: doc_start counts tokens, keys of ratio %lld stand for several", op,
-                       (long long)ratio);
     return ST_OK;
 }
 
@@ -34,14 +30,14 @@ int index_topk_check(const struct index_topk_args *a, struct err *e)
     TRY(op_check_fields(&index_topk_desc, a, e));
     if (a->topk < 0 || a->topk >= INT32_MAX)
         return err_set(e, ST_INVALID, "index_topk: topk is %lld, expected 0 to 2^31 - 2", (long long)a->topk);
-    return check_keys("index_topk", a->q.dim[1], a->k.dim[1], a->ratio, &a->doc_start, e);
+    return check_keys("index_topk", a->q.dim[1], a->k.dim[1], a->ratio, e);
 }
 
 int index_loss_check(const struct index_loss_args *a, struct err *e)
 {
     TRY(op_check_fields(&index_loss_desc, a, e));
     TRY(check_groups("index_loss", &a->mq, &a->mk, e));
-    return check_keys("index_loss", a->q.dim[1], a->k.dim[1], a->ratio, &a->doc_start, e);
+    return check_keys("index_loss", a->q.dim[1], a->k.dim[1], a->ratio, e);
 }
 
 int index_recall_check(const struct index_recall_args *a, struct err *e)
@@ -50,7 +46,7 @@ int index_recall_check(const struct index_recall_args *a, struct err *e)
     TRY(check_groups("index_recall", &a->mq, &a->mk, e));
     if (a->every < 1)
         return err_set(e, ST_INVALID, "index_recall: every is %lld, expected 1 or more", (long long)a->every);
-    return check_keys("index_recall", a->mq.dim[1], a->mk.dim[1], a->ratio, &a->doc_start, e);
+    return check_keys("index_recall", a->mq.dim[1], a->mk.dim[1], a->ratio, e);
 }
 
 /* ---- samples --------------------------------------------------------------------------------- */
@@ -92,7 +88,7 @@ static void fill_lists(struct tensor *t, uint64_t key, int64_t ratio, int64_t n_
 {
     for (int64_t r = 0; r < rows_of(t); r++) {
         int32_t *list = (int32_t *)t->data + row_offset(t, r);
-        int64_t end = index_end(r % t->dim[1], ratio, n_keys), n = 0;
+        int64_t end = index_visible(r % t->dim[1], 0, ratio, n_keys).end, n = 0;
         for (int64_t j = 0; j < end && n < t->dim[2]; j++)
             if (end - j <= t->dim[2] - n || rng_uniform(key, (uint64_t)(r * n_keys + j)) < 0.5)
                 list[n++] = (int32_t)j;
@@ -129,7 +125,7 @@ static double seen_pairs(int64_t batch, int64_t queries, int64_t keys, int64_t r
 {
     double pairs = 0;
     for (int64_t i = 0; i < queries; i++)
-        pairs += (double)index_end(keys - queries + i, ratio, keys);
+        pairs += (double)index_visible(i + (ratio == 1 ? keys - queries : 0), 0, ratio, keys).end;
     return pairs * (double)batch;
 }
 
@@ -167,6 +163,7 @@ static const struct op_sample topk_samples[] = {
     {"b=2 s=3 skv=50 h=3 d=9 topk=7 no_doc_start=1"},
     {"b=2 s=70 h=3 d=24 topk=16 no_start=1 strided=1"},
     {"b=1 s=90 skv=22 h=2 d=16 topk=5 ratio=4 no_doc_start=1 no_start=1"},
+    {"b=2 s=90 skv=22 h=2 d=16 topk=5 ratio=4 no_start=1"},
     {"b=1 s=130 h=4 d=32 topk=33 relu=0 no_start=1"},
     {"b=1 s=5 skv=700 h=16 d=64 topk=129 no_doc_start=1"},
     {"b=1 s=200 h=64 d=128 topk=64 no_start=1 no_doc_start=1"},
@@ -188,6 +185,7 @@ static const struct op_sample loss_samples[] = {
     {"b=2 s=9 h=2 d=8 mh=3 mg=1 md=9 topk=4 no_lse=1 relu=0"},
     {"b=2 s=11 h=2 d=8 mh=2 mg=2 md=6 no_idx=1 coeff=0.1"},
     {"b=1 s=33 skv=8 h=2 d=6 mh=4 mg=1 md=6 topk=5 ratio=4 no_doc_start=1"},
+    {"b=2 s=33 skv=11 h=2 d=6 mh=4 mg=1 md=6 ratio=3 no_idx=1"},
     {"b=1 s=37 h=5 d=16 mh=6 mg=1 md=24 topk=12 strided=1"},
     /* Tensor cores. So many products that some lie at the kink of relu, where differences are not derivatives. */
     {"b=2 s=40 h=3 d=16 mh=70 mg=1 md=160 topk=37 softmax_scale=0.05 no_doc_start=1"},
@@ -210,6 +208,7 @@ static const struct op_sample recall_samples[] = {
     {"b=2 s=3 every=8 acc_recall=1"},
     {"b=2 s=40 mh=6 mg=2 md=17 topk=9 every=5"},
     {"b=1 s=90 skv=22 mh=3 md=16 topk=5 ratio=4 no_doc_start=1"},
+    {"b=2 s=90 skv=22 mh=3 md=16 topk=5 ratio=4 every=9"},
     {"b=1 s=130 mh=3 md=40 topk=50 every=16 strided=1"},
 };
 static const struct op_sample recall_bench[] = {

@@ -67,7 +67,8 @@ int index_topk_ref(struct lane *l, const struct index_topk_args *a)
     for (int64_t r = 0; r < a->q.dim[0] * a->q.dim[1]; r++) {
         int64_t b = r / a->q.dim[1], i = r % a->q.dim[1], n = 0;
         int32_t *idx = (int32_t *)a->idx.data + r * a->topk;
-        for (int64_t j = index_first(&a->doc_start, b, i); j < index_end(start + i, a->ratio, a->k.dim[1]); j++) {
+        struct index_range seen = index_seen(&a->doc_start, a->ratio, a->k.dim[1], b, i, start + i);
+        for (int64_t j = seen.first; j < seen.end; j++) {
             double x = score(&a->q, &a->k, &a->w, a->relu, b, i, j);
             all[n++] = (struct scored){isnan(x) ? -INFINITY : x, j};
         }
