@@ -89,6 +89,15 @@ static inline const char *const *tiny_models(int *n)
         "model.dsa_indexer_topk=4 model.dsa_indexer_use_sparse_loss=on model.experts=4 model.mtp_scale=0.4",
         "model.pattern=D-D model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 model.mla_q_rank=10 "
         "model.dsa_indexer_n_heads=3 model.dsa_indexer_head_dim=6 model.dsa_indexer_topk=100",
+        /* compressed attention: all three kinds, fewer entries selected than there are; a prediction depth */
+        "model.pattern=WC-H model.mla_q_rank=10 model.mla_v=6 model.mla_rope=4 model.csa_window_size=3 "
+        "model.compress_rate_csa=2 model.compress_rate_hca=4 model.o_groups=2 model.o_lora_rank=5 "
+        "model.dsa_indexer_n_heads=3 model.dsa_indexer_head_dim=6 model.dsa_indexer_topk=2 "
+        "model.dsa_indexer_loss_coeff=0.5 model.bias=on model.dropout=0.1 data.eod=on data.eod_mask=on",
+        "model.pattern=[C-]H/C- model.mhc_streams=2 model.mhc_gating=0.6 model.mla_q_rank=10 model.mla_v=6 "
+        "model.mla_rope=6 model.csa_window_size=20 model.compress_rate_csa=2 model.compress_rate_hca=3 "
+        "model.o_groups=3 model.o_lora_rank=5 model.dsa_indexer_n_heads=2 model.dsa_indexer_head_dim=7 "
+        "model.dsa_indexer_topk=2 model.dsa_indexer_use_sparse_loss=on model.norm_zero_centered=on model.mtp_scale=0.4",
         "model.pattern=*-/*-/*- model.mtp_scale=0.3",
         /* Hyper-connections over every core, in both profiles. The gating factor is the initial
          * alpha: at its default of 0.01 the mixing matrices are nearly uniform and the gradients of

@@ -50,7 +50,8 @@
     }
 
 static bool kv_heads_given(const struct config *c) { return c->model.kv_heads > 0; }
-static bool latent(const struct config *c) { return strpbrk(c->model.pattern, "+D") != NULL; }
+static bool latent(const struct config *c) { return strpbrk(c->model.pattern, "+DCHW") != NULL; }
+static bool compressed(const struct config *c) { return strpbrk(c->model.pattern, "CHW") != NULL; }
 static bool sparse(const struct config *c) { return strchr(c->model.pattern, 'D') != NULL; }
 static bool not_fp32(const struct config *c) { return c->gpu.precision != CFG_PRECISION_FP32; }
 static bool one_stage(const struct config *c) { return c->parallel.pp == 1; }
@@ -82,7 +83,15 @@ const struct flag config_flags[] = {
         "latent attention is + in --hybrid-layer-pattern, such as '[+-]x3[+E]x58'"),
     IF("experimental-attention-variant", "dsa", sparse,
         "sparse attention is D in --hybrid-layer-pattern, such as '[D-]x3[DE]x58'"),
-    NOT("experimental-attention-variant", "*", "--hybrid-layer-pattern says which layers there are: D, G, M, + or *"),
+    IF("experimental-attention-variant", "dsv4_hybrid", compressed,
+        "compressed attention is C, H and W in --hybrid-layer-pattern, such as '[WE]x2[CE][HE]'"),
+    NOT("experimental-attention-variant", "*",
+        "--hybrid-layer-pattern says which layers there are: D, C, H, W, G, M, + or *"),
+    IF("csa-compress-ratios", "*", compressed,
+        "the symbols of --hybrid-layer-pattern say it: C is 4 (model.compress_rate_csa), H 128 "
+        "(model.compress_rate_hca), W 0"),
+    NOT("csa-dense-mode", NULL,
+        "a model.dsa_indexer_topk of train.seq / 4 or more reads all entries, and the indexer is trained beside it"),
     NOTED("dsa-kernel-backend", "*", "there is one implementation for each device"),
     NOTED("dsa-indexer-rotate-activation", "*",
         "a rotation of all indexer queries and keys leaves their products as they are"),

@@ -33,7 +33,8 @@ const struct option config_options[] = {
     ROW(model.pattern, "*-*-", OPT_MODEL,
         .alias = {{"hybrid-layer-pattern", NULL}, {"hybrid-override-pattern", NULL}}, HELP(
         "Layers, one symbol each: M Mamba-2, G gated delta net, * attention, + latent attention, "
-        "D sparse attention, - MLP, E mixture of experts. [ ] group layers, | cuts pipeline "
+        "D sparse attention, C compressed sparse, H heavily compressed and W sliding window attention "
+        "of DeepSeek-V4, - MLP, E mixture of experts. [ ] group layers, | cuts pipeline "
         "stages, / starts a multi-token-prediction part. A symbol, a group or a part in parentheses may be "
         "repeated: [*-]x32, (M-)x3.")),
     ROW(model.layers, "0", OPT_MODEL, RANGE(0, CONFIG_RATIO_LAYERS), ALIAS("num-layers"), HELP(
@@ -112,7 +113,8 @@ const struct option config_options[] = {
     ROW(model.mlp_bias, "off", OPT_MODEL, HELP(
         "Bias on the linear layers of MLPs (-). mlp_bias in Hugging Face.")),
     ROW(model.bias, "off", OPT_MODEL, FLAG("disable-bias-linear", "off"), HELP(
-        "Bias on the linear layers of attention (*) and MLP (-), and on the output projection of latent attention (+), "
+        "Bias on the linear layers of attention (*) and MLP (-), and on the output projection of latent attention (+) "
+        "and compressed attention (C, H, W), "
         "as in "
         "Megatron. Experts have expert_bias; shared experts, Mamba-2 and gated delta nets have none.")),
     ROW(model.position, "rope", OPT_MODEL, ONE_OF(position_values), HELP(

@@ -436,8 +436,8 @@ static const struct rule general_rules[] = {
      "parallel.cp divides sequences, and model.pattern has a layer that needs whole ones; use parallel.cp = 1",
      {"parallel.cp", "model.pattern"}},
     {"tp-needs-layers-that-divide", layers_need_all_weights,
-     "parallel.tp divides layers, and model.pattern has one that does not divide (sparse attention, D, learns from all "
-     "heads); use parallel.tp = 1",
+     "parallel.tp divides layers, and model.pattern has one that does not divide (sparse and compressed attention, "
+     "D, C, H and W, keep all heads together); use parallel.tp = 1",
      {"parallel.tp", "model.pattern"}},
     {"cp-without-capacity", capacity_of_parts,
      "model.router_capacity drops tokens by comparing all of a microbatch, which parallel.cp divides; use "

@@ -774,8 +774,9 @@ const struct core_kind core_attention = {
     .name = "attention",
     .title = "attention",
     .norm_key = "self_attention.linear_qkv.layer_norm_weight",
-    .excludes = "D+", /* turns by the model's rotary table, they by their own */
-    .excludes_message = "a pattern cannot hold both Attention and MLA/DSA layers ('*' beside 'D' or '+')",
+    .excludes = "D+CHW", /* turns by the model's rotary table, they by their own */
+    .excludes_message =
+        "a pattern cannot hold both Attention and MLA/DSA layers ('*' beside 'D', '+', 'C', 'H' or 'W')",
     .options = {KIND_ROWS(uses, attention_uses), KIND_ROWS(rules, attention_rules), KIND_ROWS(tiny, attention_tiny),
                 .shrink = attention_shrink},
     .keys = {.family = "attention",

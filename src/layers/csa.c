@@ -119,37 +119,35 @@ struct weight csa_gain(struct build *b, const struct csa *c, const char *key, in
     return build_weight(b, &p);
 }
 
-/* y = norm(x), with a gain; node. */
-static int gain_forward(struct build *b, const struct csa *c, const char *name, const char *key, slot_id x, slot_id y,
-                        struct weight *w, slot_id *rstd)
+/* y = norm(x) with a gain, rotated where y is a key. */
+struct normed {
+    const char *name, *key;
+    slot_id x, dx, y, dy;
+    bool rotated;
+};
+static void declare_normed(struct build *b, const struct csa *c, const struct csa_slots *s, const struct normed *d)
 {
     struct graph *g = b->g;
     char text[32];
-    int64_t width = of(g, x).dim[1];
-    snprintf(text, sizeof text, "%s_rstd", name);
-    *w = csa_gain(b, c, key, width);
-    *rstd = graph_slot(g, text, tensor_1d(NULL, b->dev->wide, b->rows));
-    double elems = (double)(b->rows * width), size = (double)dtype_bytes(b->dev->real);
-    int n = graph_node(g, name, LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = of(g, x), .w = of(g, w->w), .y = of(g, y), .rstd = of(g, *rstd),
+    struct tensor x = of(g, d->x);
+    double elems = (double)tensor_elems(&x), size = (double)dtype_bytes(b->dev->real);
+    snprintf(text, sizeof text, "%s_rstd", d->name);
+    struct weight w = csa_gain(b, c, d->key, x.dim[1]);
+    slot_id rstd = graph_slot(g, text, tensor_1d(NULL, b->dev->wide, b->rows));
+    int n = graph_node(g, d->name, LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = x, .w = of(g, w.w), .y = of(g, d->y), .rstd = of(g, rstd),
              .eps = c->latent_eps, .zero_centered = c->zero_centered);
+    if (d->rotated)
+        csa_rotate(b, n, s, b->in.pos, csa_rotary(c, of(g, d->y), 1));
     graph_cost(g, n, PH_FWD, 4 * elems, 2 * elems * size);
-    if (training(b))
-        graph_again(g, n, y);
-    return n;
-}
-
-static void gain_backward(struct build *b, const struct csa *c, int n, slot_id x, slot_id dx, slot_id dy,
-                          const struct weight *w, slot_id rstd)
-{
-    struct graph *g = b->g;
     if (!training(b))
         return;
-    struct tensor t = of(g, x);
-    double elems = (double)tensor_elems(&t);
-    GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = of(g, dy), .x = t, .w = of(g, w->w), .rstd = of(g, rstd), .dx = of(g, dx),
-             .dw = of(g, w->dw), .zero_centered = c->zero_centered);
-    graph_cost(g, n, PH_BWD, 9 * elems, 3 * elems * (double)dtype_bytes(b->dev->real));
+    graph_again(g, n, d->y);
+    if (d->rotated)
+        csa_unrotate(b, n, s, b->in.pos, csa_rotary(c, of(g, d->dy), 1));
+    GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = of(g, d->dy), .x = x, .w = of(g, w.w), .rstd = of(g, rstd),
+             .dx = of(g, d->dx), .dw = of(g, w.dw), .zero_centered = c->zero_centered);
+    graph_cost(g, n, PH_BWD, 9 * elems, 3 * elems * size);
 }
 
 /* ---- queries and keys ------------------------------------------------------------------------ */
@@ -177,13 +175,12 @@ static void declare_query(struct build *b, const struct csa *c, struct csa_slots
 {
     int64_t wide = c->heads * c->width;
     slot_id down = build_real(b, "q_down", b->rows, c->q_rank), ddown = build_grad(b, "dq_down", b->rows, c->q_rank),
-            dlatent = build_grad(b, "dq_latent", b->rows, c->q_rank), rstd;
+            dlatent = build_grad(b, "dq_latent", b->rows, c->q_rank);
     s->q_in = build_real(b, "q_latent", b->rows, c->q_rank);
     s->qp = build_real(b, "q_up", b->rows, wide);
     s->dqp = build_grad(b, "dq_up", b->rows, wide);
     s->q = build_real(b, "q", b->rows, wide);
     s->dq = build_grad(b, "dq", b->rows, wide);
-    struct weight gain;
     csa_linear_declare(b, &(struct csa_linear){.name = "q_down",
                                                .key = "self_attention.linear_q_down_proj.weight",
                                                .x = io->h,
@@ -192,8 +189,13 @@ static void declare_query(struct build *b, const struct csa *c, struct csa_slots
                                                .dx = io->dh,
                                                .in = b->cfg->model.hidden,
                                                .out = c->q_rank});
-    int n = gain_forward(b, c, "q_norm", "self_attention.q_layernorm.weight", down, s->q_in, &gain, &rstd);
-    gain_backward(b, c, n, down, ddown, dlatent, &gain, rstd);
+    declare_normed(b, c, s,
+                   &(struct normed){.name = "q_norm",
+                                    .key = "self_attention.q_layernorm.weight",
+                                    .x = down,
+                                    .dx = ddown,
+                                    .y = s->q_in,
+                                    .dy = dlatent});
     csa_linear_declare(b, &(struct csa_linear){.name = "q_up",
                                                .key = "self_attention.linear_q_up_proj.weight",
                                                .x = s->q_in,
@@ -207,10 +209,9 @@ static void declare_query(struct build *b, const struct csa *c, struct csa_slots
 
 static void declare_kv(struct build *b, const struct csa *c, struct csa_slots *s, const struct core_io *io)
 {
-    slot_id down = build_real(b, "kv_in", b->rows, c->width), ddown = build_grad(b, "dkv_in", b->rows, c->width), rstd;
+    slot_id down = build_real(b, "kv_in", b->rows, c->width), ddown = build_grad(b, "dkv_in", b->rows, c->width);
     s->kv = build_real(b, "kv", b->rows, c->width);
     s->dkv = build_grad(b, "dkv", b->rows, c->width);
-    struct weight gain;
     csa_linear_declare(b, &(struct csa_linear){.name = "kv_proj",
                                                .key = "self_attention.linear_kv_proj.weight",
                                                .x = io->h,
@@ -219,11 +220,14 @@ static void declare_kv(struct build *b, const struct csa *c, struct csa_slots *s
                                                .dx = io->dh,
                                                .in = b->cfg->model.hidden,
                                                .out = c->width});
-    int n = gain_forward(b, c, "kv_norm", "self_attention.kv_layernorm.weight", down, s->kv, &gain, &rstd);
-    csa_rotate(b, n, s, b->in.pos, csa_rotary(c, of(b->g, s->kv), 1));
-    if (training(b))
-        csa_unrotate(b, n, s, b->in.pos, csa_rotary(c, of(b->g, s->dkv), 1));
-    gain_backward(b, c, n, down, ddown, s->dkv, &gain, rstd);
+    declare_normed(b, c, s,
+                   &(struct normed){.name = "kv_norm",
+                                    .key = "self_attention.kv_layernorm.weight",
+                                    .x = down,
+                                    .dx = ddown,
+                                    .y = s->kv,
+                                    .dy = s->dkv,
+                                    .rotated = true});
 }
 
 /* Rows [first, first + n) of every sequence of the array of keys [B, tokens + entries, D]. */
@@ -377,7 +381,11 @@ static void declare_output(struct build *b, const struct csa *c, const struct cs
                  pb = param_matrix("self_attention.linear_proj.weight", hidden, out, output_std(b));
     param_replicate(&pa, GRAD_OVER_TOKENS);
     param_replicate(&pb, GRAD_OVER_TOKENS);
-    struct weight wa = build_weight(b, &pa), wb = build_linear_weight(b, &pb);
+    struct param bias = param_vector("self_attention.linear_proj.bias", hidden, INIT_ZERO);
+    param_replicate(&bias, GRAD_OVER_TOKENS);
+    /* the others have none, as in Megatron */
+    struct weight wa = build_weight(b, &pa), wb = build_linear_weight(b, &pb),
+                  bo = b->cfg->model.bias ? build_weight(b, &bias) : no_weight();
     struct tensor ww = of(g, wa.w), w = tensor_split_first(&ww, c->groups, c->o_rank),
                   x = csa_split(of(g, s->o), c->groups, in);
     double flops = 2.0 * (double)b->rows * (double)out * (double)in;
@@ -396,8 +404,7 @@ static void declare_output(struct build *b, const struct csa *c, const struct cs
     }
     linear_declare(
         b, "proj",
-        &(struct linear){
-            .x = y, .y = io->f, .dy = io->df, .dx = dy, .w = wb, .bias = no_weight(), .in = out, .out = hidden});
+        &(struct linear){.x = y, .y = io->f, .dy = io->df, .dx = dy, .w = wb, .bias = bo, .in = out, .out = hidden});
 }
 
 /* ---- the kinds ------------------------------------------------------------------------------- */
@@ -506,6 +513,7 @@ static bool shorter_than_hca(const struct config *c) { return has_hca(c) && c->t
 /* clang-format off */
 #define SHARED_USES \
     {"model.heads", NULL, NULL}, \
+    {"model.bias", NULL, NULL}, \
     {"model.mla_q_rank", NULL, NULL}, \
     {"model.mla_v", NULL, NULL}, \
     {"model.mla_rope", NULL, NULL}, \
@@ -639,7 +647,7 @@ static void csa_kernels(const struct kernel_report *r)
 
 #define REFUSED                                                                                                        \
     "model.attn_gate", "model.attn_window", "model.attn_window_skip", "model.attn_sink", "model.softmax_scale",        \
-        "model.qkv_bias", "model.attn_bias", "model.bias", "model.rope_percent", "model.no_rope_freq", "model.norm",   \
+        "model.qkv_bias", "model.attn_bias", "model.rope_percent", "model.no_rope_freq", "model.norm",                 \
         "model.position", "model.attention_dropout"
 /* The rules, sizes and groups of all three are those of the first. */
 const struct core_kind core_csa = {

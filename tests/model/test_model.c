@@ -112,6 +112,10 @@ static void schedules_do_not_change_a_bit(enum dev_kind kind)
         "plan.recompute=dsa.index_q",
         "plan.recompute=dsa.index_k plan.poison=on",
         "plan.recompute=dsa.*",
+        "plan.recompute=csa.q",
+        "plan.recompute=csa.keys,csa.entry plan.poison=on",
+        "plan.recompute=csa.index_q",
+        "plan.recompute=csa.*",
         "plan.recompute=joint.stream",
         "plan.recompute=joint.* plan.poison=on plan.random_lanes=6",
         "plan.recompute_block=2",
@@ -132,10 +136,11 @@ static void schedules_do_not_change_a_bit(enum dev_kind kind)
             struct result r;
             /* A model has attention of one kind, and names of the others mean nothing to it; only
              * hyper-connections can recompute streams. */
-            const char *own = strchr(models[k], '+') != NULL   ? "mla."
-                              : strchr(models[k], 'D') != NULL ? "dsa."
-                                                               : "attn.";
-            static const char *const kinds[] = {"attn.", "mla.", "dsa."};
+            const char *own = strchr(models[k], '+') != NULL      ? "mla."
+                              : strchr(models[k], 'D') != NULL    ? "dsa."
+                              : strpbrk(models[k], "CHW") != NULL ? "csa."
+                                                                  : "attn.";
+            static const char *const kinds[] = {"attn.", "mla.", "dsa.", "csa."};
             bool wide = strstr(models[k], "mhc_streams") != NULL, other = false;
             for (int x = 0; x < countof(kinds); x++)
                 other |= strstr(variants[i], kinds[x]) != NULL && strcmp(kinds[x], own) != 0;

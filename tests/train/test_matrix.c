@@ -39,6 +39,9 @@ static const struct feature features[] = {
     {CORE, "`G`", "gated delta net", "G", false},
     {CORE, "`+`", "latent attention", "+", false},
     {CORE, "`D`", "sparse attention", "D", false},
+    {CORE, "`C`", "compressed sparse attention", "C", false},
+    {CORE, "`H`", "heavily compressed attention", "H", false},
+    {CORE, "`W`", "sliding window attention", "W", false},
     {CORE, "`-`", "MLP", "-", false},
     {CORE, "`E`", "mixture of experts", "E", false},
     {GROUP, "flat", "no groups", "", true},
@@ -103,6 +106,9 @@ static const struct {
      "is one "
      "setting of the whole model, which rotary tables and checkpoint keys follow"},
     {"`*`", "`D`", "*D", "both Attention and", "as above: sparse attention is latent attention"},
+    {"`*`", "`C`", "*C", "both Attention and", "as above: so is compressed attention"},
+    {"`*`", "`H`", "*H", "both Attention and", "as above"},
+    {"`*`", "`W`", "*W", "both Attention and", "as above"},
 };
 
 /* A cell: one feature of each axis, and of cores two (slot AXES is the second). */
@@ -219,7 +225,7 @@ static void add_layer(struct buf *b, char symbol, char attention, bool grouped)
 static void pattern_of(const struct cell *c, struct buf *b)
 {
     char first = value(c, CORE)[0], second = value(c, AXES)[0];
-    bool latent = strchr("+D", first) != NULL || strchr("+D", second) != NULL;
+    bool latent = strchr("+DCHW", first) != NULL || strchr("+DCHW", second) != NULL;
     char attention = latent ? '+' : '*';
     bool grouped = is(c, GROUP, "[ ]");
     add_layer(b, first, attention, grouped);
@@ -253,7 +259,9 @@ static void cell_config(struct config *c, const struct playground *pg, const str
                 "model.mamba_head_dim=8 model.mamba_state=4 model.mamba_groups=1 model.mamba_chunk=4 "
                 "model.gdn_value_heads=2 "
                 "model.gdn_key_heads=1 model.gdn_key_dim=4 model.gdn_value_dim=4 model.gdn_chunk=4 model.mla_kv_rank=8 "
-                "model.mla_nope=4 model.mla_rope=2 model.mla_v=4 model.dsa_indexer_n_heads=2 "
+                "model.mla_nope=4 model.mla_rope=2 model.mla_v=4 model.mla_q_rank=6 model.dsa_indexer_n_heads=2 "
+                "model.csa_window_size=3 model.compress_rate_csa=2 model.compress_rate_hca=4 model.o_groups=2 "
+                "model.o_lora_rank=3 "
                 "model.dsa_indexer_head_dim=4 model.dsa_indexer_topk=3 train.micro_batch=1 train.global_batch=1 "
                 "train.seq=8 "
                 "");
@@ -484,8 +492,10 @@ static void refused_pairs_are_refused_with_a_reason(void **state)
         struct err e = {0};
         struct dev dev;
         struct model m;
-        char options[96];
-        snprintf(options, sizeof options, "model.mhc_streams=2 model.pattern=%s", refusals[i].pattern);
+        char options[160];
+        snprintf(options, sizeof options,
+                 "model.mhc_streams=2 model.pattern=%s model.mla_q_rank=4 model.compress_rate_hca=4",
+                 refusals[i].pattern);
         tiny_config(&c, options);
         assert_ok(dev_open(&dev, DEV_REF, 1, &e), &e);
         int st = model_init(&m, &c, &dev, &e);

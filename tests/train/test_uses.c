@@ -98,7 +98,7 @@ static const struct row rows[] = {
     {"model.mla_kv_rank", "10", ""},
     {"model.mla_nope", "5", ""},
     {"model.mla_rope", "6", ""},
-    {"model.mla_v", "7", ""},
+    {"model.mla_v", "12", ""},
     {"model.mla_norm_eps", "0.001", ""},
     {"model.mla_softmax_scale", "0.7", ""},
     {"model.dsa_indexer_n_heads", "3", ""},
@@ -113,6 +113,12 @@ static const struct row rows[] = {
     {"model.dsa_indexer_rope_interleaved", "on", ""},
     {"model.dsa_indexer_scoring_relu", "off", ""},
     {"model.dsa_indexer_k_norm_epsilon", "0.01", ""},
+    {"model.csa_window_size", "3", ""},
+    {"model.compress_rate_csa", "3", ""},
+    {"model.compress_rate_hca", "5", ""},
+    {"model.csa_compress_rotary_base", "500", ""},
+    {"model.o_groups", "4", ""},
+    {"model.o_lora_rank", "5", ""},
     {"model.mhc", "on", ""},
     {"model.mhc_streams", "2", ""},
     {"model.mhc_profile", "s", ""},
@@ -344,7 +350,9 @@ static struct symbols kinds(void)
 
 static const char base[] =
     "model.pattern=@@ model.hidden=16 model.heads=2 model.ffn=12 model.init_std=0.2 "
-    "model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=8 model.mla_v=6 model.gdn_value_heads=4 "
+    "model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=8 model.mla_v=10 model.mla_q_rank=9 model.gdn_value_heads=4 "
+    "model.csa_window_size=5 model.compress_rate_csa=2 model.compress_rate_hca=8 model.o_groups=2 model.o_lora_rank=6 "
+    "model.csa_compress_rotary_base=100 "
     "model.dsa_indexer_n_heads=2 model.dsa_indexer_head_dim=10 model.dsa_indexer_topk=6 "
     "model.gdn_key_heads=2 "
     "model.gdn_key_dim=4 model.gdn_value_dim=4 model.gdn_chunk=8 model.mamba_heads=4 model.mamba_head_dim=4 "
@@ -520,7 +528,8 @@ static void written_configs_are_no_wishes(void **state)
         buf_init(&text, 0);
         buf_init(&lines, 0);
         assert_ok(config_init(&c, &e), &e);
-        set_all(&c, "model.pattern=@@", *kind);
+        bool compressed = strchr("CHW", *kind) != NULL; /* these have no default rank of the latent */
+        set_all(&c, compressed ? "model.pattern=@@ model.mla_q_rank=8" : "model.pattern=@@", *kind);
         assert_ok(config_complete(&c, &e), &e);
         config_write(&c, &text, false);
         assert_ok(config_init(&again, &e), &e);
