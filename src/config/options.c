@@ -235,19 +235,16 @@ const struct option config_options[] = {
     ROW(model.csa_window_size, "128", OPT_MODEL, RANGE(1, 1 << 30), ALIAS("csa-window-size"),
         HELP("Compressed attention (C, H, W): tokens that a query reads as they are, itself included.")),
     ROW(model.compress_rate_csa, "4", OPT_MODEL, RANGE(1, 65536),
-        HELP("Compressed sparse attention (C): tokens that an entry stands for; with it an entry also takes from as "
-        "many tokens before. compress_rates in Hugging Face.")),
+        HELP("Compressed sparse attention (C): tokens that an entry stands for; it also takes from as many before.")),
     ROW(model.compress_rate_hca, "128", OPT_MODEL, RANGE(1, 65536),
         HELP("Heavily compressed attention (H): tokens that an entry stands for.")),
     ROW(model.csa_compress_rotary_base, "160000", OPT_MODEL, RANGE(1, 1e12), ALIAS("csa-compress-rotary-base"),
-        HELP("Compressed attention (C, H): base of the rotary frequencies, which model.rope_scaling stretches. Layers "
-        "of a window alone (W) take model.rope_base as it is. compress_rope_theta in Hugging Face.")),
+        HELP("Compressed attention (C, H): base of the rotary frequencies, which model.rope_scaling stretches; windows "
+        "alone (W) take model.rope_base as it is. compress_rope_theta in Hugging Face.")),
     ROW(model.o_groups, "8", OPT_MODEL, RANGE(1, 4096), ALIAS("o-groups"),
-        HELP("Compressed attention (C, H, W): groups that the outputs of all heads are projected in, each by a matrix "
-        "of its own.")),
+        HELP("Compressed attention (C, H, W): groups of head outputs, each projected by a matrix of its own.")),
     ROW(model.o_lora_rank, "1024", OPT_MODEL, RANGE(1, 65536), ALIAS("o-lora-rank"),
-        HELP("Compressed attention (C, H, W): channels that a group of outputs is projected to; a second matrix takes "
-        "those of all groups to model.hidden.")),
+        HELP("Compressed attention (C, H, W): channels that a group of outputs is projected to.")),
     ROW(model.mhc, "off", OPT_MODEL,
         .alias = {{"enable-hyper-connections", "on"}, {"enable-mhc-connections", "on"}}, HELP(
         "Manifold hyper-connections with 4 residual streams, unless mhc_streams gives another number.")),

@@ -98,8 +98,11 @@ static __global__ void __launch_bounds__(THREADS) entries_of(const __grid_consta
                             : compress_window_of(c.doc != NULL ? c.doc + b * c.doc_batch : NULL, k, c.ratio);
     if (start < 0)
         w.first = -1;
-    if (c.at != NULL && blockIdx.y == 0 && threadIdx.x == 0) /* its last token is one of these */
-        c.at[r] = w.first < 0 ? 0 : c.pos[b * c.pos_batch + w.first + c.ratio - 1 - start] - (int32_t)c.ratio + 1;
+    /* its last token is one of these, its first may not be */
+    if (c.at != NULL && blockIdx.y == 0 && threadIdx.x == 0) {
+        int64_t ahead = c.start != NULL ? c.ratio - 1 : 0;
+        c.at[r] = w.first < 0 ? 0 : c.pos[b * c.pos_batch + w.first + ahead - start] - (int32_t)ahead;
+    }
     if (channel < c.width)
         c.y.at(b, k)[channel] = from_float<T>(w.first < 0 ? 0.0f : mean_of(c, w, b, channel, start).y);
 }

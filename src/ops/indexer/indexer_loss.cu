@@ -448,7 +448,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
             kept += expf(c.softmax_scale * dot(c.mk.at(b, list.key(n), h / c.per_group), q, c.main_width) - all);
     kept = block_sum<ROW_THREADS>(kept, scratch);
     if (threadIdx.x == 0)
-        share[u] = from < end ? kept / sum : 1.0f;
+        share[u] = seen.first < seen.end ? kept / sum : 1.0f;
 }
 
 extern "C" int64_t index_recall_work_cuda(const struct index_recall_args *a)
