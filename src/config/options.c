@@ -42,8 +42,7 @@ const struct option config_options[] = {
         "mlp_ratio: the layers of the pattern they make. A pattern that is given has its own number, whatever this "
         "says.")),
     ROW(model.attn_ratio, "0", OPT_MODEL, RANGE(0, 1), ALIAS("hybrid-attention-ratio"), HELP(
-        "In place of a pattern: this share of the layers is attention, spread evenly, the rest "
-        "Mamba-2.")),
+        "In place of a pattern: this share of the layers is attention, spread evenly, the rest Mamba-2.")),
     ROW(model.mlp_ratio, "0", OPT_MODEL, RANGE(0, 1), ALIAS("hybrid-mlp-ratio"), HELP(
         "In place of a pattern: this share of the layers is MLP, spread evenly.")),
     ROW(model.mtp_pattern, "", OPT_MODEL, ALIAS("mtp-hybrid-override-pattern"), HELP(
@@ -68,31 +67,27 @@ const struct option config_options[] = {
         ALIAS("vocab-size"), HELP("Number of tokens the embedding and the head know.")),
     ROW(model.vocab_multiple, "1", OPT_MODEL, RANGE(1, 1 << 20),
         ALIAS("make-vocab-size-divisible-by"), HELP(
-        "Round the vocabulary up to a multiple of this; the extra rows are trained like the "
-        "rest.")),
+        "Round the vocabulary up to a multiple of this; the extra rows are trained like the rest.")),
     ROW(model.act, "swiglu", OPT_MODEL, ONE_OF(act_values),
         .alias = {{"swiglu", "swiglu"}, {"squared-relu", "relu2"}, {"quick-geglu", "quick_geglu"}},
         HELP("Activation of MLP layers. swiglu, geglu and quick_geglu are gated: act(gate) * up. "
         "relu2 is max(x, 0) squared.")),
     ROW(model.act_clamp, "0", OPT_MODEL, RANGE(0, 1e6), HELP(
-        "Gated activations only: limit the gate from above and up from both sides to this; 0 = "
-        "off.")),
+        "Gated activations only: limit the gate from above and up from both sides to this; 0 = off.")),
     ROW(model.act_alpha, "1.702", OPT_MODEL | OPT_ABOVE, RANGE(0, 100), HELP(
         "The a in x * sigmoid(a x), for quick_gelu and quick_geglu.")),
     ROW(model.act_offset, "0", OPT_MODEL, RANGE(-100, 100), HELP(
         "Gated activations only: act(gate) * (up + this). 1 in gpt-oss.")),
     ROW(model.norm, "rms", OPT_MODEL, ONE_OF(norm_values), HELP(
         "Norm in front of each layer and of the head: rms is RMSNorm, layer is LayerNorm with a bias, as in GPT-2. The "
-        "norms "
-        "inside Mamba-2 layers stay RMSNorm.")),
+        "norms inside Mamba-2 layers stay RMSNorm.")),
     ROW(model.norm_eps, "1e-5", OPT_MODEL | OPT_ABOVE, RANGE(0, 1), ALIAS("norm-epsilon"), HELP(
         "Added to the mean square (RMSNorm) or the variance (LayerNorm).")),
     ROW(model.norm_zero_centered, "off", OPT_MODEL, FLAG("apply-layernorm-1p", "on"), HELP(
         "Store norm weights as their difference from 1, so that weight decay pulls them to 1.")),
     ROW(model.qk_norm, "off", OPT_MODEL, ONE_OF(qk_norm_values), FLAG("qk-layernorm", "on"), HELP(
         "RMSNorm of queries and keys before rotary embedding, which keeps attention logits small: on norms each head "
-        "by "
-        "itself, row all heads of a token together, as in OLMoE. Latent attention (+) always norms its latents "
+        "by itself, row all heads of a token together, as in OLMoE. Latent attention (+) always norms its latents "
         "instead.")),
     ROW(model.attn_gate, "off", OPT_MODEL, FLAG("attention-output-gate", "on"), HELP(
         "Multiply the attention output by a learned sigmoid gate, as Qwen3-Next does.")),
@@ -114,21 +109,18 @@ const struct option config_options[] = {
         "Bias on the linear layers of MLPs (-). mlp_bias in Hugging Face.")),
     ROW(model.bias, "off", OPT_MODEL, FLAG("disable-bias-linear", "off"), HELP(
         "Bias on the linear layers of attention (*) and MLP (-), and on the output projection of latent attention (+) "
-        "and compressed attention (C, H, W), "
-        "as in "
+        "and compressed attention (C, H, W), as in "
         "Megatron. Experts have expert_bias; shared experts, Mamba-2 and gated delta nets have none.")),
     ROW(model.position, "rope", OPT_MODEL, ONE_OF(position_values), HELP(
         "How tokens know their position: rope rotates queries and keys as model.rope says, learned adds a trained "
-        "vector for "
-        "each position to the embedding, as in GPT-2, and rotates nothing.")),
+        "vector for each position to the embedding, as in GPT-2, and rotates nothing.")),
     ROW(model.max_position, "0", OPT_MODEL, RANGE(0, 1 << 30), AUTO("train.seq"),
         ALIAS("max-position-embeddings"), HELP(
         "Number of learned positions. For models without them it is only written to exports, as "
         "max_position_embeddings.")),
     ROW(model.rope, "half", OPT_MODEL, ONE_OF(rope_values),
         FLAG("rotary-interleaved", "interleaved"), HELP(
-        "Rotary position embedding: half rotates channel c with c + dim/2, interleaved rotates "
-        "neighbours.")),
+        "Rotary position embedding: half rotates channel c with c + dim/2, interleaved rotates neighbours.")),
     ROW(model.rope_base, "10000", OPT_MODEL, RANGE(1, 1e12), ALIAS("rotary-base"), HELP(
         "Base of the rotary frequencies; larger suits longer contexts.")),
     ROW(model.rope_percent, "1", OPT_MODEL | OPT_ABOVE, RANGE(0, 1), ALIAS("rotary-percent"), HELP(
@@ -149,8 +141,7 @@ const struct option config_options[] = {
     ROW(model.rope_beta_fast, "32", OPT_MODEL | OPT_ABOVE, RANGE(0, 1e6), HELP(
         "yarn scaling: channels with more turns than this over rope_original are left alone.")),
     ROW(model.rope_beta_slow, "1", OPT_MODEL | OPT_ABOVE, RANGE(0, 1e6), HELP(
-        "yarn scaling: channels with fewer turns than this over rope_original are stretched "
-        "fully.")),
+        "yarn scaling: channels with fewer turns than this over rope_original are stretched fully.")),
     ROW(model.rope_mscale, "0", OPT_MODEL, RANGE(0, 1e3), ALIAS("mscale"), HELP(
         "yarn scaling: weight of the logarithmic attention factor. With rope_mscale_all_dim also "
         "0, the factor is 0.1 ln(rope_factor) + 1.")),
@@ -294,8 +285,7 @@ const struct option config_options[] = {
     ROW(model.mamba_groups, "0", OPT_MODEL, RANGE(0, 4096),
         AUTO("8, or the largest power of two below that divides mamba_heads"),
         ALIAS("mamba-num-groups"), HELP(
-        "Groups of Mamba-2 heads that share what is written to and read from the state. Must divide "
-        "mamba_heads.")),
+        "Groups of Mamba-2 heads that share what is written to and read from the state. Must divide mamba_heads.")),
     ROW(model.mamba_conv, "4", OPT_MODEL, RANGE(1, 16), HELP(
         "Tokens that the convolution in front of the Mamba-2 state sees, the present one included.")),
     ROW(model.mamba_chunk, "128", OPT_RUN | OPT_INHERIT, RANGE(1, 65536), HELP(
@@ -332,8 +322,7 @@ const struct option config_options[] = {
     ROW(model.router_pre_softmax, "off", OPT_MODEL, FLAG("moe-router-pre-softmax", "on"), HELP(
         "Softmax over all experts before the best are chosen, instead of over the chosen ones.")),
     ROW(model.router_norm, "on", OPT_MODEL, HELP(
-        "Divide the chosen sigmoid or sqrtsoftplus scores by their sum. With softmax "
-        "router_pre_softmax decides.")),
+        "Divide the chosen sigmoid or sqrtsoftplus scores by their sum. With softmax router_pre_softmax decides.")),
     ROW(model.router_groups, "0", OPT_MODEL, RANGE(0, 1024), ALIAS("moe-router-num-groups"), HELP(
         "Cut the experts into this many equal groups; a token then uses only router_group_topk of "
         "them. 0 = no groups.")),
@@ -362,8 +351,7 @@ const struct option config_options[] = {
         "Weight of the loss that spreads the tokens of a whole step over the experts: of all data-parallel ranks, and "
         "of the "
         "microbatches so far. Its gradient does not depend on how many ranks share the batch; Megatron's is smaller by "
-        "that "
-        "number, so multiply its weight by it to compare.")),
+        "that number, so multiply its weight by it to compare.")),
     ROW(model.router_z_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), ALIAS("moe-z-loss-coeff"),
         HELP("Weight of the mean squared log-sum-exp of the router logits, which keeps them small.")),
     ROW(model.router_jitter, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1),
@@ -379,8 +367,7 @@ const struct option config_options[] = {
         "positions, of all sequences alike.")),
     ROW(model.router_force_balance, "off", OPT_RUN | OPT_LOCAL,
         FLAG("moe-router-force-load-balancing", "on"), HELP(
-        "Benchmarks only: random router logits while training, so that every expert gets its "
-        "share.")),
+        "Benchmarks only: random router logits while training, so that every expert gets its share.")),
 
     /* ---- [train] -------------------------------------------------------------------------- */
     ROW(train.steps, "1000", OPT_RUN, RANGE(1, 1e12), ALIAS("train-iters"), HELP(
@@ -388,8 +375,7 @@ const struct option config_options[] = {
     ROW(train.seq, "256", OPT_RUN | OPT_INHERIT, RANGE(1, 16777216), ALIAS("seq-length"), HELP(
         "Tokens of one training sequence.")),
     ROW(train.micro_batch, "16", OPT_RUN, RANGE(1, 65536), ALIAS("micro-batch-size"), HELP(
-        "Sequences worked on at once. Memory grows with it; results do not depend on it beyond "
-        "rounding.")),
+        "Sequences worked on at once. Memory grows with it; results do not depend on it beyond rounding.")),
     ROW(train.global_batch, "0", OPT_RUN, RANGE(0, 16777216), AUTO("micro_batch of each rank"),
         ALIAS("global-batch-size"), HELP(
         "Sequences of one optimizer step; gradients of global_batch / micro_batch microbatches are "

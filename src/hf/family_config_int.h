@@ -23,7 +23,7 @@ HF_FAMILY_CONFIG(gpt2);
 HF_FAMILY_CONFIG(olmoe);
 HF_FAMILY_CONFIG(gpt_oss);
 
-/* ---- patterns, shared by the files of families (family_config.c) ------------------------------ */
+/* ---- patterns, shared by the files of families (family_config.c) ----------------------------- */
 
 enum { HF_MAX_LAYERS = 4096 };
 int hf_count_layers(const struct hf_json *j, int64_t *n, struct err *e);
