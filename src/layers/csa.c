@@ -18,9 +18,9 @@
  * YaRN's factor on cos and sin is never applied.
  *
  * Keys are one array, tokens first, which `sparse` reads by lists (ops/keylist). The indexer is trained as that of D
- * (dsa.c): by a KL divergence from the attention that entries get, detached from all else. Packed documents have
- * windows of their own. Decoding caches the array of keys, the indexer's entries, and projections of the tokens of
- * windows that are not complete.
+ * (dsa.c): by a KL divergence from the attention that entries get, detached from all else, as in Megatron; transformers
+ * gives it no gradient. Packed documents have windows of their own. Decoding caches the array of keys, the indexer's
+ * entries, and projections of the tokens of windows that are not complete.
  *
  * Nodes: q_down, q_norm, q_up, q_unit, kv_proj, kv_norm, comp_kv, comp_gate, comp_pool, keys, (index_q, index_w,
  * index_comp_kv, index_comp_gate, index_comp_pool, select,) core, (index_loss,) o_group, proj. */

@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(THREADS) entries_of(const __grid_consta
     /* its last token is one of these, its first may not be */
     if (c.at != NULL && blockIdx.y == 0 && threadIdx.x == 0) {
         int64_t ahead = c.start != NULL ? c.ratio - 1 : 0;
-        c.at[r] = w.first < 0 ? 0 : c.pos[b * c.pos_batch + w.first + ahead - start] - (int32_t)ahead;
+        c.at[r] = w.first < 0 ? 0 : (int32_t)(c.pos[b * c.pos_batch + w.first + ahead - start] - ahead);
     }
     if (channel < c.width)
         c.y.at(b, k)[channel] = from_float<T>(w.first < 0 ? 0.0f : mean_of(c, w, b, channel, start).y);

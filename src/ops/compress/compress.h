@@ -83,6 +83,16 @@ HOST_DEVICE static inline struct compress_window compress_step_window(int64_t j,
     struct compress_window w = {j * ratio + ratio <= start + n ? j * ratio : -1, j > 0};
     return w;
 }
+/* The position of a window's first token, counted from its last, which is one of the tokens of the call; host memory.
+ * */
+static inline int32_t compress_step_position(const struct tensor *pos, struct compress_window w, int64_t b,
+                                             int64_t ratio, int64_t start)
+{
+    if (w.first < 0)
+        return 0;
+    int64_t last = w.first + ratio - 1 - start;
+    return (int32_t)(((const int32_t *)pos->data)[b * pos->stride[0] + last] - (ratio - 1));
+}
 /* An error if tokens from start[0] on cannot be counted; host memory. */
 int compress_start_check(int64_t start, int64_t n, struct err *e);
 /* Entries whose share of dape one block adds up. */

@@ -132,11 +132,8 @@ int compress_step_ref(struct lane *l, const struct compress_step_args *a)
         struct compress_window w = compress_step_window(j, a->ratio, start, n);
         for (int64_t c = 0; c < s.width; c++)
             f64_row(&a->y, r)[c] = w.first < 0 ? 0 : entry(&s, w, b, c);
-        if (present(&a->at)) /* its last token is one of these */
-            ((int32_t *)a->at.data)[r] =
-                w.first < 0 ? 0
-                            : ((const int32_t *)a->pos.data)[b * a->pos.stride[0] + w.first + a->ratio - 1 - start] -
-                                  (int32_t)a->ratio + 1;
+        if (present(&a->at))
+            ((int32_t *)a->at.data)[r] = compress_step_position(&a->pos, w, b, a->ratio, start);
     }
     for (int64_t b = 0; b < a->x.dim[0]; b++)
         for (int64_t t = max_i64(0, n - kept); t < n; t++)
