@@ -548,9 +548,8 @@ static bool one_stream(const struct config *c) { return c->model.mhc_streams == 
 static bool mhc_options_without_mhc(const struct config *c)
 {
     const struct config_model *m = &c->model;
-    return m->mhc_streams == 0 &&
-           (m->mhc_profile != CFG_MHC_D || m->mhc_iterations != 20 || m->mhc_gating != 0.01 || m->mhc_bf16_coef ||
-            m->mhc_norm_eps_inside);
+    return m->mhc_streams == 0 && (m->mhc_profile != CFG_MHC_D || m->mhc_iterations != 20 || m->mhc_gating != 0.01 ||
+                                   m->mhc_bf16_coef || m->mhc_norm_eps_inside);
 }
 static bool eps_not_inside(const struct config *c)
 {
