@@ -103,7 +103,7 @@ static int read_hash_layers(const struct hf_json *j, struct config *c, struct er
     if (hashed < 0)
         return hf_refuse(j, "num_hash_layers", "a number of layers is expected", e);
     TRY(hf_set_int(j, c, "model.router_hash_layers", 2 * hashed, e));
-    return hf_set_text(j, c, "model.router_bias", hashed < n ? "on" : "off", e);
+    return hf_set_text(j, c, "model.router_bias", "on", e); /* read by layers, and depths, that choose */
 }
 
 /* Channels that are rotated: the last ones of a head. */

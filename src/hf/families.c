@@ -665,7 +665,7 @@ static const struct hf_family deepseek_v4 = {FAMILY(deepseek_v4, "DeepseekV4ForC
                                              .layers = "layers.",
                                              .mtp_layers = "mtp.",
                                              .depth = "WE",
-                                             .no_codes = "deepseek_v4 is written in bf16 or f32 only",
+                                             .own_names = true,
                                              TABLES(deepseek_v4_tensors, deepseek_v4_config, deepseek_v4)};
 static const struct hf_family mamba2 = {FAMILY(mamba2, "Mamba2ForCausalLM"), IN_BACKBONE,
                                         TABLES(mamba2_tensors, mamba2_config, mamba2)};

@@ -73,7 +73,7 @@ struct hf_family {
     const char *mtp_layers;       /* the same for a prediction depth; NULL: its layers follow those of the model */
     const char *depth;            /* layers of a prediction depth, such as "+E"; NULL: the family has none */
     const struct hf_copy *copies; /* ends with a row without a key; may be NULL */
-    const char *no_codes;         /* why --dtype=fp8 cannot be written; NULL: it can */
+    bool own_names;               /* tensors are not named after transformers' modules: no PEFT, no FP8 blocks */
     const struct hf_rule *const *rules;   /* ends with NULL */
     const struct hf_field *const *fields; /* each ends with a row without a name; the list with NULL */
     /* What the tables cannot say: the pattern, rotary embedding, routing. */

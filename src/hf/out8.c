@@ -25,8 +25,9 @@ int hf_out_codes(struct hf_out *w, struct err *e)
 {
     int n = w->n_tensors;
     struct hf_out_tensor *all;
-    if (w->links.family->no_codes != NULL)
-        return err_set(e, ST_UNSUPPORTED, "--dtype=fp8: %s", w->links.family->no_codes);
+    if (w->links.family->own_names)
+        return err_set(e, ST_UNSUPPORTED, "--dtype=fp8: a %s model is written in bf16 or f32 only",
+                       w->links.family->model_type);
     TRY(mem_array((void **)&all, 2 * (size_t)n + 1, sizeof *all, e));
     memcpy(all, w->tensors, (size_t)n * sizeof *all);
     free(w->tensors);

@@ -168,6 +168,13 @@ int peft_export(const struct peft_export *x, struct err *e)
     file_temp_clean(NULL, x->path);
     arena_init(&w.memory);
     TRY_OUT(hf_choose(x->config, x->family, DT_F32, &fam, &config, e));
+    if (fam->own_names) {
+        err_set(e, ST_UNSUPPORTED,
+                "PEFT finds adapters by the names of transformers' modules, which a %s folder does not have",
+                fam->model_type);
+        st = err_hint(e, "--format=hf writes the model with its adapters merged");
+        goto out;
+    }
     TRY_OUT(list_items(&w, fam, &as, e));
     TRY_OUT(file_temp_dir(x->path, tmp, &fd, e));
     st = write_folder(&w, tmp, e);

@@ -211,6 +211,11 @@ static bool trained_apart(const struct probe *p, const char *key)
     return false;
 }
 
+static bool compared(const struct probe *p, const struct param *q)
+{
+    return param_trained(q) && !trained_apart(p, q->key);
+}
+
 static int compare_gradients(struct probe *p, const struct config *c, const char *golden, const char *folder,
                              struct probe_difference *out, struct err *e)
 {
@@ -224,10 +229,10 @@ static int compare_gradients(struct probe *p, const struct config *c, const char
         params[n++] = &p->model.params.list[i].p;
     TRY_OUT(hf_bind(f, c, params, n, NULL, e));
     for (int i = 0; st == ST_OK && i < n; i++) {
-        if (!param_trained(params[i]) || trained_apart(p, params[i]->key))
+        if (!compared(p, params[i]))
             continue;
         st = compare_gradient(p, f, i, &d, e);
-        if (st != ST_OK || (i + 1 < n && hf_same_tensor(f, i, i + 1)))
+        if (st != ST_OK || (i + 1 < n && compared(p, params[i + 1]) && hf_same_tensor(f, i, i + 1)))
             continue; /* a scale of three numbers is three parameters */
         judge_gradient(&d, params[i]->key, out);
         d = (struct distance){0};

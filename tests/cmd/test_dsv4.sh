@@ -23,8 +23,17 @@ ok "the same tensors" same "$dir/hf/model.safetensors" "$dir/hf2/model.safetenso
 ok "the same config" cmp "$dir/hf/config.json" "$dir/hf2/config.json"
 ok "bf16 keeps what the release has in f32" prints 'layers.0.hc_attn_fn .*F32' sh -c "'$BRAID' export '$dir/run' '$dir/narrow' >/dev/null && '$BRAID' ckpt ls '$dir/narrow/model.safetensors'"
 
+ok "a table in every layer but the prediction's" runs "$BRAID" train "$root/configs/dsv4-tiny.ini" --model.pattern='[WE]/WE' --data.train="$book" --train.steps=1 \
+    --train.warmup=0 --run.threads=1 --run.quiet=on --run.tensorboard=off --run.report=off --run.dir="$dir/tables"
+ok "is exported" prints '^exported as deepseek_v4' "$BRAID" export "$dir/tables" "$dir/tables-hf" --dtype=f32
+ok "and imported" runs "$BRAID" import "$dir/tables-hf" "$dir/tables-again"
+
 ok "no GGUF" fails 1 'braid writes no GGUF of a deepseek_v4 model' "$BRAID" export "$dir/run" "$dir/x.gguf" --format=gguf
-ok "no FP8" fails 1 'deepseek_v4 is written in bf16 or f32 only' "$BRAID" export "$dir/run" "$dir/x" --dtype=fp8
+ok "no FP8" fails 1 'a deepseek_v4 model is written in bf16 or f32 only' "$BRAID" export "$dir/run" "$dir/x" --dtype=fp8
+ok "adapters train" runs "$BRAID" train "$root/configs/dsv4-tiny.ini" --lora.rank=2 --data.train="$book" --train.steps=1 --train.warmup=0 --run.threads=1 \
+    --run.quiet=on --run.tensorboard=off --run.report=off --run.dir="$dir/lora"
+ok "and are exported merged" runs "$BRAID" export "$dir/lora" "$dir/lora-hf" --dtype=f32
+ok "not for PEFT, which has other names" fails 1 'a deepseek_v4 folder does not have' "$BRAID" export "$dir/lora" "$dir/x" --format=peft
 ok "no rates that Megatron does not have" fails 1 'model.compress_rate_hca = 16' "$BRAID" export "$dir/run" "$dir/x" --format=megatron
 ok "its rates are written" runs "$BRAID" train "$root/configs/dsv4-tiny.ini" --model.pattern='[WE][CE]' --data.train="$book" --train.steps=1 --train.warmup=0 \
     --run.threads=1 --run.quiet=on --run.tensorboard=off --run.report=off --run.dir="$dir/two"
