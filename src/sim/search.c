@@ -65,6 +65,8 @@ struct finder {
     int items, expert_layers, attention_layers, layers;
     double weights, expert_weights; /* elements; those of experts apart */
     double flops;                   /* of a token, forward and backward */
+    /* bytes on the device for each element: weights, gradients, and what the optimizer keeps */
+    double weight_bytes, grad_bytes, state_bytes;
     int64_t global;
     struct piece piece[MICROS][POLICIES];
     struct attempt *list;
@@ -160,6 +162,11 @@ static void add_reason(struct finder *f, const struct err *why)
 
 /* ---- one rank with the whole model ----------------------------------------------------------- */
 
+static int64_t device_bytes(const struct trainer *t, enum arena_id a)
+{
+    return memory_on_host(&t->model.mem, a) ? 0 : t->model.mem.planned[a];
+}
+
 static void count_weights(struct finder *f, const struct trainer *t)
 {
     f->weights = f->expert_weights = 0;
@@ -167,6 +174,10 @@ static void count_weights(struct finder *f, const struct trainer *t)
         const struct param *p = &t->model.params.list[k].p;
         *(p->expert ? &f->expert_weights : &f->weights) += (double)param_elems(p);
     }
+    double all = f->weights + f->expert_weights;
+    f->weight_bytes = (double)(device_bytes(t, ARENA_PARAM) + device_bytes(t, ARENA_CODE)) / all;
+    f->grad_bytes = (double)device_bytes(t, ARENA_GRAD) / all;
+    f->state_bytes = (double)(device_bytes(t, ARENA_MASTER) + device_bytes(t, ARENA_OPTIM)) / all;
     f->flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq);
     f->items = t->model.pattern.n_items;
     f->layers = t->model.pattern.n_layers;
@@ -266,8 +277,8 @@ static void estimate(const struct finder *f, struct attempt *k, const struct pie
     k->estimate = stage * ((double)k->n_mb + (stages - 1) / k->vpp) + exposed_copies(f, k, stage) +
                   p->update / stages / k->tp / (k->zero > 0 ? copies : 1);
     double kept = k->n_mb < k->pp ? (double)k->n_mb : stages * (1 + (k->vpp > 1 ? (stages - 1) / stages / k->vpp : 0));
-    double state = 2 * w / (k->zero == 3 ? copies : 1) + 4 * w / (k->zero >= 2 ? copies : 1) +
-                   12 * w / (k->zero >= 1 ? copies : 1);
+    double state = f->weight_bytes * w / (k->zero == 3 ? copies : 1) + f->grad_bytes * w / (k->zero >= 2 ? copies : 1) +
+                   f->state_bytes * w / (k->zero >= 1 ? copies : 1);
     /* Stages differ: the fullest has more layers or the head, and with virtual stages chunks of several microbatches
      * lie side by side. */
     double fullest = k->pp == 1 ? 1 : k->vpp == 1 ? 1.2 : 1.3;

@@ -125,6 +125,21 @@ static void a_budget_that_nothing_fits_gets_the_smallest_that_works(void **state
     buf_release(&again);
 }
 
+/* What the given options keep on the host counts in estimates and plans: as much less as by hand. */
+static void given_offload_is_honoured(void **state)
+{
+    (void)state;
+    struct buf out;
+    char bytes[32];
+    int64_t with = planned("train.micro_batch=1 optim.offload=moments", 1);
+    assert_true(with < planned("train.micro_batch=1", 1));
+    search(&out, "train.global_batch=16 optim.offload=moments", 1, 1.001 * (double)with);
+    human_bytes((double)with, bytes, sizeof bytes);
+    assert_non_null(strstr(strstr(out.text, "options\n"), bytes));
+    assert_null(strstr(out.text, "no mesh of so many"));
+    buf_release(&out);
+}
+
 /* Every way to divide the ranks is among the attempts, and those that are shown are planned by hand in the first test.
  * */
 static void tensor_and_context_parallelism_are_searched(void **state)
@@ -145,6 +160,7 @@ int main(void)
         cmocka_unit_test(rows_are_sorted_and_what_they_say),
         cmocka_unit_test(what_cannot_be_is_left_out_with_the_reason),
         cmocka_unit_test(a_budget_that_nothing_fits_gets_the_smallest_that_works),
+        cmocka_unit_test(given_offload_is_honoured),
         cmocka_unit_test(tensor_and_context_parallelism_are_searched),
     };
     return cmocka_run_group_tests_name("sim: search", tests, NULL, NULL);
