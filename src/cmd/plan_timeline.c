@@ -3,6 +3,7 @@
 #include "sim/search.h"
 #include "sim/timeline.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +27,10 @@ static int machine_from(struct machine *m, const struct timeline_words *w, struc
     gpus = m->gpus;
     TRY(take_number("flops", w->flops, 1e12, 1e-6, &m->flops, e));
     TRY(take_number("attention", w->attention, 1e12, 1e-6, &m->attention, e));
+    if (w->attention != NULL) { /* one rate, whatever the length */
+        m->attention_back = m->attention;
+        m->attention_ramp = 0;
+    }
     TRY(take_number("bandwidth", w->bandwidth, 1e12, 1e-6, &m->bandwidth, e));
     TRY(take_number("link_gbps", w->link_gbps, 1e9, 1e-6, &m->link, e));
     TRY(take_number("link_us", w->link_us, 1e-6, 0, &m->link_delay, e));
@@ -147,8 +152,24 @@ static int one_mesh(struct config *c, const struct timeline_words *w, const stru
 
 enum { MOST_MESHES = 32, MOST_STAGES = 64, VARIANTS = 4 };
 struct shape {
-    int gpus, pp, vpp, ep;
+    int gpus, pp, vpp, ep, tp, cp, etp, zero;
 };
+/* Sizes of a mesh as --predict names them, and the options that they are. */
+static const struct shape_word {
+    const char *word, *option;
+    size_t at;
+    int least, most;
+} shape_words[] = {
+    {"pp", "parallel.pp", offsetof(struct shape, pp), 1, MOST_STAGES},
+    {"vpp", "parallel.vpp", offsetof(struct shape, vpp), 1, 1 << 16},
+    {"ep", "parallel.ep", offsetof(struct shape, ep), 1, 1 << 16},
+    {"tp", "parallel.tp", offsetof(struct shape, tp), 1, 1 << 16},
+    {"cp", "parallel.cp", offsetof(struct shape, cp), 1, 1 << 16},
+    {"etp", "parallel.etp", offsetof(struct shape, etp), 1, 1 << 16},
+    {"zero", "parallel.zero", offsetof(struct shape, zero), 0, 3},
+};
+
+static int *size_at(struct shape *s, const struct shape_word *w) { return (int *)(void *)((char *)s + w->at); }
 struct variant {
     const char *name, *overlap, *delay;
 };
@@ -167,16 +188,54 @@ struct result {
     int64_t memory;
 };
 
-static int parse_shapes(const char *text, struct shape *list, int *n, struct err *e)
+/* "tp8.pp4.zero1", in any order; what is not named stays. Returns how many characters that is, 0: it is no such list.
+ * */
+static int parse_words(const char *text, struct shape *s)
+{
+    const char *p = text;
+    for (;;) {
+        size_t n = strspn(p, "abcdefghijklmnopqrstuvwxyz");
+        const struct shape_word *w = NULL;
+        for (int i = 0; i < countof(shape_words); i++)
+            if (strlen(shape_words[i].word) == n && strncmp(shape_words[i].word, p, n) == 0)
+                w = &shape_words[i];
+        char *end;
+        long v = w != NULL && p[n] >= '0' && p[n] <= '9' ? strtol(p + n, &end, 10) : -1;
+        if (w == NULL || v < w->least || v > w->most)
+            return 0;
+        *size_at(s, w) = (int)v;
+        p = end;
+        if (*p != '.')
+            return (int)(p - text);
+        p++;
+    }
+}
+
+/* What a list does not name: one stage, and for the rest the given options. */
+static struct shape given_shape(const struct config *c)
+{
+    return (struct shape){.pp = 1,
+                          .vpp = 1,
+                          .ep = 1,
+                          .tp = (int)c->parallel.tp,
+                          .cp = (int)c->parallel.cp,
+                          .etp = (int)c->parallel.etp,
+                          .zero = (int)c->parallel.zero};
+}
+
+static int parse_shapes(const struct config *c, const char *text, struct shape *list, int *n, struct err *e)
 {
     *n = 0;
     for (const char *p = text; *p != '\0' && *n < MOST_MESHES;) {
-        struct shape s;
-        int used = 0;
-        if (sscanf(p, "%d:%dx%dx%d%n", &s.gpus, &s.pp, &s.vpp, &s.ep, &used) != 4 || s.gpus < 1 || s.pp < 1 ||
-            s.vpp < 1 || s.ep < 1 || s.pp > MOST_STAGES) {
-            err_set(e, ST_USAGE, "--predict=%s: '%s' is not GPUS:PPxVPPxEP", text, p);
-            return err_hint(e, "for instance --predict=64:4x2x16,128:4x2x32");
+        struct shape s = given_shape(c);
+        int used = 0, head = 0;
+        bool plain = sscanf(p, "%d:%dx%dx%d%n", &s.gpus, &s.pp, &s.vpp, &s.ep, &used) == 4 && used > 0;
+        if (!plain && sscanf(p, "%d:%n", &s.gpus, &head) == 1 && head > 0)
+            used = (used = parse_words(p + head, &s)) > 0 ? head + used : 0;
+        if (used == 0 || (p[used] != ',' && p[used] != '\0') || s.gpus < 1 || s.pp < 1 || s.vpp < 1 || s.ep < 1 ||
+            s.pp > MOST_STAGES) {
+            err_set(e, ST_USAGE, "--predict=%s: '%s' is neither GPUS:PPxVPPxEP nor GPUS:tp8.pp4", text, p);
+            return err_hint(e, "for instance --predict=64:4x2x16,64:tp8.pp4.zero1; words: pp vpp ep tp cp etp zero");
         }
         list[(*n)++] = s;
         p += used;
@@ -197,8 +256,14 @@ static int default_shapes(const struct config *c, struct shape *list, int *n, st
         while (pp > 1 && p.n_items < 2 * pp)
             pp /= 2;
         int ep = (int)min_i64(min_i64(gpus / pp, 64), max_i64(c->model.experts, 1));
-        if (gpus == 8 || pp > 1)
-            list[(*n)++] = (struct shape){.gpus = gpus, .pp = pp, .vpp = pp > 1 ? 2 : 1, .ep = ep};
+        if (gpus == 8 || pp > 1) {
+            struct shape *s = &list[(*n)++];
+            *s = given_shape(c);
+            s->gpus = gpus;
+            s->pp = pp;
+            s->vpp = pp > 1 ? 2 : 1;
+            s->ep = ep;
+        }
     }
     return ST_OK;
 }
@@ -208,12 +273,7 @@ static int default_shapes(const struct config *c, struct shape *list, int *n, st
 static int micros_of(const struct config *c, const struct shape *s, int64_t batch, int *micros, struct err *e)
 {
     struct mesh mesh;
-    const struct mesh_sizes sizes = {.pp = s->pp,
-                                     .vpp = s->vpp,
-                                     .ep = s->ep,
-                                     .tp = (int)c->parallel.tp,
-                                     .cp = (int)c->parallel.cp,
-                                     .etp = (int)c->parallel.etp};
+    const struct mesh_sizes sizes = {.pp = s->pp, .vpp = s->vpp, .ep = s->ep, .tp = s->tp, .cp = s->cp, .etp = s->etp};
     TRY(mesh_place(&mesh, &sizes, s->gpus, 0, e));
     int64_t at_once = c->train.micro_batch * mesh.dp;
     *micros = batch > 0 ? (int)(batch / at_once) : s->pp > 1 ? 4 * s->pp : 8;
@@ -230,14 +290,11 @@ static double exchange_work(const struct config *c, const struct machine *m, int
 {
     double tokens = (double)(c->train.micro_batch * c->train.seq),
            bytes = tokens * (double)(c->model.topk * c->model.hidden) * 2;
-    return machine_exchange(m, ep, bytes) * m->flops / tokens;
+    return machine_exchange(m, ep, 1, bytes) * m->flops / tokens;
 }
 
 /* Ranks that share the batch. */
-static int batch_ranks(const struct config *c, const struct shape *s)
-{
-    return (int)(s->gpus / (s->pp * c->parallel.tp * c->parallel.cp));
-}
+static int batch_ranks(const struct shape *s) { return s->gpus / (s->pp * s->tp * s->cp); }
 
 static int set_shape(struct config *c, const char *pattern, const struct machine *m, const struct shape *s, int micros,
                      struct err *e)
@@ -252,10 +309,11 @@ static int set_shape(struct config *c, const char *pattern, const struct machine
     buf_release(&cut);
     TRY(st);
     TRY(set_number(c, "parallel.ranks", s->gpus, e));
-    TRY(set_number(c, "parallel.pp", s->pp, e));
-    TRY(set_number(c, "parallel.vpp", s->vpp, e));
-    TRY(set_number(c, "parallel.ep", s->ep, e));
-    return set_number(c, "train.global_batch", c->train.micro_batch * micros * batch_ranks(c, s), e);
+    struct shape copy = *s;
+    for (int i = 0; i < countof(shape_words); i++)
+        TRY(set_number(c, shape_words[i].option, *size_at(&copy, &shape_words[i]), e));
+    TRY(set_number(c, "train.global_batch", c->train.micro_batch * micros * batch_ranks(s), e));
+    return config_finish(c, e); /* a rule may refuse the mesh */
 }
 
 /* Means over ranks. */
@@ -315,18 +373,28 @@ static double model_tflops(const struct config *c, double seconds, int gpus, str
            gpus * 1e-12;
 }
 
-static void print_mesh(const struct config *c, const struct shape *s)
+static void print_mesh(const struct shape *s)
 {
-    char mesh[48];
-    snprintf(mesh, sizeof mesh, "PP%d VPP%d EP%d DP%d", s->pp, s->vpp, s->ep, batch_ranks(c, s));
-    printf("%5d  %-22s", s->gpus, mesh);
+    char mesh[96];
+    int n = snprintf(mesh, sizeof mesh, "PP%d VPP%d", s->pp, s->vpp);
+    const struct {
+        const char *name;
+        int size;
+    } others[] = {{"TP", s->tp}, {"CP", s->cp}, {"ETP", s->etp}};
+    for (int i = 0; i < countof(others); i++)
+        if (others[i].size > 1)
+            n += snprintf(mesh + n, sizeof mesh - (size_t)n, " %s%d", others[i].name, others[i].size);
+    n += snprintf(mesh + n, sizeof mesh - (size_t)n, " EP%d DP%d", s->ep, batch_ranks(s));
+    if (s->zero != 1)
+        snprintf(mesh + n, sizeof mesh - (size_t)n, " zero %d", s->zero);
+    printf("%5d  %-30s", s->gpus, mesh);
 }
 
 static void print_row(const struct config *c, const struct machine *m, const struct shape *s, int micros,
                       const struct result *r, struct err *e)
 {
     double first = 0, last = 0;
-    print_mesh(c, s);
+    print_mesh(s);
     printf(" %3d", micros);
     for (int w = 0; w < VARIANTS; w++) {
         if (r[w].refused) {
@@ -355,9 +423,12 @@ static void print_head(const struct config *c, const struct machine *m)
              "node, the others do the same beside it. The program's own schedules and messages: gradients of a unit "
              "are\n"
              "reduced under the backward pass of the last microbatch, its weights gathered under the forward pass of "
-             "the first (parallel.zero = 1).\n"
+             "the first (parallel.zero\n"
+             "= 1); of levels 2 and 3 in every microbatch. Rows between tensor-parallel ranks, and keys and values of "
+             "parallel.cp, travel while nothing\n"
+             "else can run.\n"
              "columns of each schedule: ms/step, model TFLOP/s of a GPU, exposed communication, bubble, GB of the "
-             "fullest GPU (!: more than %.0f)\n\n%5s  %-22s %3s",
+             "fullest GPU (!: more than %.0f)\n\n%5s  %-30s %3s",
              (long long)c->train.micro_batch, (long long)c->train.seq, m->memory * 1e-9, "GPUs", "mesh", "mb");
     for (int w = 0; w < VARIANTS; w++)
         buf_addf(&out, " | %-31s", variants[w].name);
@@ -372,7 +443,8 @@ static void print_head(const struct config *c, const struct machine *m)
 static bool same_train(const struct machine *m, const struct shape *a, const struct shape *b)
 {
     const struct shape *least = a->gpus < b->gpus ? a : b;
-    return a->pp == b->pp && a->vpp == b->vpp && a->ep == b->ep && least->gpus / least->pp / least->ep >= m->gpus;
+    return a->pp == b->pp && a->vpp == b->vpp && a->ep == b->ep && a->tp == b->tp && a->cp == b->cp &&
+           a->etp == b->etp && a->zero == b->zero && least->gpus / least->pp / least->ep / least->tp >= m->gpus;
 }
 
 static bool is_refusal(int st) { return st == ST_USAGE || st == ST_INVALID; }
@@ -422,7 +494,7 @@ static int predict(struct config *c, const char *text, const struct machine *m, 
     int n = 0, st, last = -1, last_micros = 0; /* last: the mesh that train is of */
     if (pattern == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
-    st = strcmp(text, "default") == 0 ? default_shapes(c, list, &n, e) : parse_shapes(text, list, &n, e);
+    st = strcmp(text, "default") == 0 ? default_shapes(c, list, &n, e) : parse_shapes(c, text, list, &n, e);
     if (st == ST_OK)
         print_head(c, m);
     for (int i = 0; st == ST_OK && i < n; i++) {
@@ -434,7 +506,7 @@ static int predict(struct config *c, const char *text, const struct machine *m, 
         last = st == ST_OK ? i : -1;
         last_micros = micros;
         if (is_refusal(st)) {
-            print_mesh(c, &list[i]);
+            print_mesh(&list[i]);
             printf("     | skipped: %s\n", e->msg);
             err_clear(e);
             st = ST_OK;

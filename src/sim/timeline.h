@@ -9,7 +9,9 @@
 
 /* What a prediction assumes. */
 struct machine {
-    double flops, attention; /* FLOP/s that GEMMs reach, and attention */
+    double flops; /* FLOP/s that GEMMs reach */
+    /* FLOP/s of attention over long sequences; over `ramp` tokens it reaches half of that */
+    double attention, attention_back, attention_ramp;
     double bandwidth;        /* bytes/s of memory, read and written */
     double node;             /* seconds a node takes at least: launches */
     double link, link_delay; /* bytes/s out of one GPU to other machines; seconds until a message starts to arrive */
@@ -112,7 +114,7 @@ void timeline_trace(const struct timeline *tl, struct buf *out); /* Perfetto */
  * follows the last layer counts for the last stage, whose last segment may be empty. extra: what a layer of experts
  * does beyond its FLOPs (of a token, forward). */
 int timeline_cut_pattern(const struct config *cfg, int pp, int vpp, double extra, struct buf *out, struct err *e);
-/* Seconds in which each of `ranks` neighbours gives every other one its share of the bytes. */
-double machine_exchange(const struct machine *m, int ranks, double bytes);
+/* Seconds in which each of `ranks` ranks, `stride` apart, gives every other one its share of the bytes. */
+double machine_exchange(const struct machine *m, int ranks, int stride, double bytes);
 
 #endif

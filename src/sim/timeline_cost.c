@@ -7,7 +7,9 @@
 struct machine machine_h200(void)
 {
     return (struct machine){.flops = 620e12,
-                            .attention = 400e12,
+                            .attention = 620e12,
+                            .attention_back = 555e12,
+                            .attention_ramp = 450,
                             .bandwidth = 4.0e12,
                             .node = 3e-6,
                             .link = 45e9,
@@ -25,9 +27,11 @@ void machine_print(const struct machine *m, bool measured, struct buf *out)
         buf_add(out, "computing: measured node by node on this machine, one rank with the whole model\n");
     else
         buf_addf(out,
-                 "computing: PREDICTED, a node takes the larger of FLOP / %.0f TFLOP/s (attention %.0f) and bytes / "
-                 "%.2f TB/s, at least %.0f us\n",
-                 m->flops * 1e-12, m->attention * 1e-12, m->bandwidth * 1e-12, m->node * 1e6);
+                 "computing: PREDICTED, a node takes the larger of FLOP / %.0f TFLOP/s and bytes / %.2f TB/s, at least "
+                 "%.0f us; attention over long\n"
+                 "           sequences %.0f TFLOP/s forward, %.0f backward, half of that over %.0f tokens\n",
+                 m->flops * 1e-12, m->bandwidth * 1e-12, m->node * 1e6, m->attention * 1e-12, m->attention_back * 1e-12,
+                 m->attention_ramp);
     buf_addf(out,
              "links:     PREDICTED, %.3g GB/s out of each GPU and %.3g us to other machines, %.3g GB/s within a "
              "machine of %d; a row travels once for each of\n"
@@ -61,9 +65,9 @@ static double exchange_seconds(const struct machine *m, struct near n, double by
     return m->link_delay + (inner > outer ? inner : outer);
 }
 
-double machine_exchange(const struct machine *m, int ranks, double bytes)
+double machine_exchange(const struct machine *m, int ranks, int stride, double bytes)
 {
-    return exchange_seconds(m, near_of(m, 0, 0, ranks, 1), bytes);
+    return exchange_seconds(m, near_of(m, 0, 0, ranks, stride), bytes);
 }
 
 static double message_seconds(const struct machine *m, const struct mesh *mesh, bool forward, double bytes)
@@ -140,6 +144,20 @@ static bool ends_with(const char *name, const char *end)
     return n >= k && strcmp(name + n - k, end) == 0;
 }
 
+/* What attention reaches depends on the length of its rows, on the width of heads, and backward on the kernel: heads
+ * of more than 128 channels (latent attention) run on cuDNN's deterministic one. Shares: docs/SPEED.md, Attention. */
+static double attention_rate(const struct step_cost *c, const char *name, bool backward)
+{
+    const struct config_model *m = &c->t->cfg->model;
+    bool plain = ends_with(name, ".attn.core");
+    double tokens = (double)c->t->cfg->train.seq, share = 1;
+    if (plain && m->attn_window > 0 && (double)m->attn_window < tokens)
+        tokens = (double)m->attn_window;
+    if (plain ? m->head_dim <= 64 : backward)
+        share = 0.78;
+    return share * (backward ? c->m->attention_back : c->m->attention) * tokens / (tokens + c->m->attention_ramp);
+}
+
 static double compute_seconds(const struct step_cost *c, const struct plan *p, int step)
 {
     const struct phase *ph = phase_of(p, step);
@@ -148,7 +166,8 @@ static double compute_seconds(const struct step_cost *c, const struct plan *p, i
     if (c->times != NULL && node_times_get(c->times, p, step, fill, &seconds))
         return seconds;
     double bytes = ph->flops == 0 && ph->bytes == 0 ? used_bytes(p, ph) : ph->bytes;
-    double work = ph->flops / (ends_with(name, ".core") ? c->m->attention : c->m->flops),
+    bool backward = p->steps[step].ref.phase == PH_BWD;
+    double work = ph->flops / (ends_with(name, ".core") ? attention_rate(c, name, backward) : c->m->flops),
            memory = bytes / c->m->bandwidth;
     seconds = fill * (work > memory ? work : memory);
     return seconds > c->m->node ? seconds : c->m->node;

@@ -25,7 +25,14 @@ ok "a mesh that does not divide is skipped with the reason" prints 'PP3 VPP1 EP1
 ok "and the next one is predicted" grep -q '^    8  PP1 VPP1 EP4 DP8  *1 |' "$dir/out"
 ok "so is one on which the batch does not divide" prints 'skipped: train.global_batch = 8 does not divide' plan --predict=32:2x2x4
 ok "say what they assume" prints '^PREDICTION' plan --predict=8:1x1x4
-ok "a mesh is three numbers" fails 2 "is not GPUS:PPxVPPxEP" plan --predict=8:2x4
+ok "a mesh is three numbers" fails 2 "is neither GPUS:PPxVPPxEP nor GPUS:tp8.pp4" plan --predict=8:2x4
+ok "or words" prints '^    8  PP2 VPP1 TP2 EP1 DP2 *4 |' of_batch 8 --predict=8:tp2.pp2,8:cp2.zero3,8:pp2.zero3,8:tp3,8:tp8.ep4
+ok "in any order, with levels of zero" grep -q '^    8  PP1 VPP1 CP2 EP1 DP4 zero 3 *2 |' "$dir/out"
+ok "what a rule refuses is skipped with its reason" grep -q 'PP2 VPP1 EP1 DP4 zero 3 *| skipped: parallel.zero = 3 gathers' "$dir/out"
+ok "so is what does not divide" grep -q 'PP1 VPP1 TP3 .*| skipped: the 8 ranks of a stage do not divide by parallel.tp = 3' "$dir/out"
+ok "and heads that cannot be shared" grep -q 'TP8 .*| skipped: .*cannot be shared' "$dir/out"
+ok "other words are refused" fails 2 "'8:xp2' is neither" plan --predict=8:xp2
+ok "and sizes out of range" fails 2 "'8:zero4' is neither" plan --predict=8:zero4
 ok "a pattern that is too short" prints "skipped: .*too few for 8 stages" of_batch 64 --predict=64:8x2x4
 ok "the 14-layer model is planned" prints '^ *64  PP4 VPP2 EP16 DP16' "$BRAID" plan "$(dirname "$tiny")/parallel/dsv3-14.ini" --run.device=cpu --predict=64:4x2x16
 ok "and the 61-layer one" prints '^ *128  PP16 VPP2 EP8 DP8' "$BRAID" plan "$(dirname "$tiny")/parallel/dsv3-61.ini" --run.device=cpu --predict=128:16x2x8

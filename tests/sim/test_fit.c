@@ -10,6 +10,7 @@ static struct machine small_machine(void)
 {
     return (struct machine){.flops = 1e9,
                             .attention = 1e9,
+                            .attention_back = 1e9,
                             .bandwidth = 1e9,
                             .node = 1e-6,
                             .link = 1e9,

@@ -91,9 +91,66 @@ static void what_cannot_be_is_left_out_with_the_reason(void **state)
     search(&out, "train.global_batch=16", 8, 1e9); /* four items cannot be eight stages */
     assert_null(strstr(out.text, ", 0 with more stages"));
     buf_release(&out);
+    search(&out, "train.global_batch=16", 4, 1e9); /* by a rule, whose words are the reason */
+    assert_non_null(strstr(out.text, ": parallel.zero = 3 gathers the weights of a stage anew"));
+    buf_release(&out);
+    search(&out, "train.global_batch=16 model.kv_heads=2 model.heads=2", 4, 1e9);
+    const char *heads = strstr(out.text, "refused by rules");
+    assert_non_null(heads);
+    assert_null(strstr(strstr(out.text, "options\n"), "--parallel.tp=4"));
+    buf_release(&out);
+}
+
+/* The smallest plan by hand: nothing that the table could have shown instead needs less. */
+static void a_budget_that_nothing_fits_gets_the_smallest_that_works(void **state)
+{
+    (void)state;
+    struct buf out;
+    char options[400], bytes[32];
     search(&out, "train.global_batch=16", 4, 100);
-    assert_non_null(strstr(out.text, "no mesh of so many GPUs fits"));
-    assert_null(strstr(out.text, "--parallel.pp"));
+    const char *at = strstr(out.text, "no mesh of so many GPUs fits 100 B; the smallest needs ");
+    assert_non_null(at);
+    const char *row = strchr(at, '\n') + 1;
+    options_of(row, options, sizeof options);
+    if (strstr(options, "parallel.pp=1 ") != NULL) {
+        human_bytes((double)planned(options, 4), bytes, sizeof bytes);
+        assert_non_null(strstr(at, bytes));
+        assert_true(planned(options, 4) <= planned("parallel.zero=3 train.micro_batch=1 plan.recompute=full", 4));
+    }
+    buf_release(&out);
+    struct buf again; /* with as much as it needs, it is found */
+    search(&again, "train.global_batch=16", 4, 1.0001 * (double)planned(options, 4));
+    assert_null(strstr(again.text, "no mesh of so many"));
+    assert_non_null(strstr(again.text, "--parallel.pp="));
+    buf_release(&again);
+}
+
+/* What the given options keep on the host counts in estimates and plans: as much less as by hand. */
+static void given_offload_is_honoured(void **state)
+{
+    (void)state;
+    struct buf out;
+    char bytes[32];
+    int64_t with = planned("train.micro_batch=1 optim.offload=moments", 1);
+    assert_true(with < planned("train.micro_batch=1", 1));
+    search(&out, "train.global_batch=16 optim.offload=moments", 1, 1.001 * (double)with);
+    human_bytes((double)with, bytes, sizeof bytes);
+    assert_non_null(strstr(strstr(out.text, "options\n"), bytes));
+    assert_null(strstr(out.text, "no mesh of so many"));
+    buf_release(&out);
+}
+
+/* Every way to divide the ranks is among the attempts, and those that are shown are planned by hand in the first test.
+ * */
+static void tensor_and_context_parallelism_are_searched(void **state)
+{
+    (void)state;
+    struct buf out;
+    search(&out, "train.global_batch=1 model.pattern=*-*- train.seq=8192 model.vocab_multiple=4", 4, 1e12); /* dp 1 */
+    const char *rows = strstr(out.text, "options\n");
+    assert_non_null(rows);
+    assert_non_null(strstr(rows, "--parallel.tp=4"));
+    assert_non_null(strstr(rows, "--parallel.cp=4"));
     buf_release(&out);
 }
 
@@ -102,6 +159,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_sorted_and_what_they_say),
         cmocka_unit_test(what_cannot_be_is_left_out_with_the_reason),
+        cmocka_unit_test(a_budget_that_nothing_fits_gets_the_smallest_that_works),
+        cmocka_unit_test(given_offload_is_honoured),
+        cmocka_unit_test(tensor_and_context_parallelism_are_searched),
     };
     return cmocka_run_group_tests_name("sim: search", tests, NULL, NULL);
 }

@@ -26,6 +26,7 @@ static struct machine slow_machine(void)
 {
     return (struct machine){.flops = 1e9,
                             .attention = 1e9,
+                            .attention_back = 1e9,
                             .bandwidth = 1e9,
                             .node = 1e-6,
                             .link = 0.04e9,
@@ -41,6 +42,52 @@ static double exposed_rows(const struct timeline *tl)
     for (int r = 0; r < tl->n; r++)
         sum += tl->rank[r].exposed[KIND_DISPATCH] + tl->rank[r].exposed[KIND_COMBINE];
     return sum;
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+/* Seconds of the first step of attention in a phase. */
+static double attention_seconds(const struct timeline *tl, enum phase_id phase)
+{
+    const struct trainer *t = &tl->rank[0].t;
+    const struct plan *p = &t->train.p;
+    struct step_cost cost = step_cost_of(&tl->machine, NULL, t);
+    for (int i = 0; i < p->n_steps; i++)
+        if (p->steps[i].ref.phase == phase && strcmp(p->g->nodes[p->steps[i].ref.node].name, "0.attn.core") == 0)
+            return step_seconds(&cost, p, i) / p->g->nodes[p->steps[i].ref.node].phase[phase].flops;
+    fail_msg("there is no attention in this phase");
+    return 0;
+}
+
+static void attention_has_rates_by_phase_length_and_width(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *options;
+        double forward, backward; /* GFLOP/s */
+    } cases[] = {
+        {"model.head_dim=128 train.seq=96", 8 * 0.75, 4 * 0.75}, /* 96 of 96 + 32 tokens */
+        {"model.head_dim=128 train.seq=32", 8 * 0.5, 4 * 0.5},
+        {"model.head_dim=128 train.seq=96 model.attn_window=32", 8 * 0.5, 4 * 0.5},
+        {"model.head_dim=8 train.seq=96", 8 * 0.75 * 0.78, 4 * 0.75 * 0.78},
+    };
+    struct machine m = slow_machine();
+    m.node = 0;
+    m.bandwidth = 1e15;
+    m.attention = 8e9;
+    m.attention_back = 4e9;
+    m.attention_ramp = 32;
+    for (int i = 0; i < countof(cases); i++) {
+        struct config c;
+        struct timeline tl;
+        char options[300];
+        snprintf(options, sizeof options, "model.pattern=*- train.micro_batch=1 train.global_batch=1 run.dir= %s",
+                 cases[i].options);
+        open_timeline(&tl, &c, options, &m);
+        assert_true(fabs(attention_seconds(&tl, PH_FWD) * cases[i].forward * 1e9 - 1) < 1e-9);
+        assert_true(fabs(attention_seconds(&tl, PH_BWD) * cases[i].backward * 1e9 - 1) < 1e-9);
+        close_timeline(&tl, &c);
+    }
 }
 
 /* ---- brackets -------------------------------------------------------------------------------- */
@@ -422,6 +469,7 @@ static void times_of_nodes_are_measured(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention_has_rates_by_phase_length_and_width),
         cmocka_unit_test(brackets_take_no_time),
         cmocka_unit_test(one_rank_takes_the_sum_of_its_nodes),
         cmocka_unit_test(a_dispatch_takes_what_the_link_needs),
