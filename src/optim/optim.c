@@ -162,13 +162,15 @@ static int64_t skipped(const struct model *m, int k, struct shard s, enum kept_f
 
 static bool trained(const struct model *m, int k) { return param_trained(&m->params.list[k].p); }
 
+/* Is it trained, with codes that are kept? */
+static bool has_codes(const struct model *m, int k) { return trained(m, k) && m->params.list[k].code_offset[0] >= 0; }
+
 /* Does the update of this parameter make its codes? It has all of the matrix, and squares, whose scales need no more
  * than a tile of it; otherwise a node after the update makes them. */
 static bool updates_codes(const struct model *m, int k)
 {
-    return trained(m, k) && m->params.list[k].p.codes && shard_is_all(m, k) &&
-           m->cfg->optim.offload == CFG_OPTIM_OFFLOAD_OFF && code_rule(m->cfg).square &&
-           code_rule(m->cfg).block == ADAMW_SQUARE;
+    return has_codes(m, k) && shard_is_all(m, k) && m->cfg->optim.offload == CFG_OPTIM_OFFLOAD_OFF &&
+           code_rule(m->cfg).square && code_rule(m->cfg).block == ADAMW_SQUARE;
 }
 
 /* n elements of a parameter from `first` on. */
@@ -275,7 +277,7 @@ static double coded_elems(const struct model *m, bool by_update)
 {
     double elems = 0;
     for (int k = 0; k < m->params.n; k++)
-        if (trained(m, k) && m->params.list[k].p.codes && updates_codes(m, k) == by_update)
+        if (has_codes(m, k) && updates_codes(m, k) == by_update)
             elems += (double)param_elems(&m->params.list[k].p);
     return elems;
 }
@@ -286,7 +288,7 @@ static slot_id codes_slot(struct optim *o, const struct model *m)
     struct stretch codes = {0};
     for (int k = 0; k < m->params.n; k++) {
         const struct param_entry *row = &m->params.list[k];
-        for (int i = 0; trained(m, k) && row->p.codes && i < countof(row->code_offset); i++)
+        for (int i = 0; has_codes(m, k) && i < countof(row->code_offset); i++)
             extend(&codes, row->code_offset[i], 1);
     }
     return codes.end > codes.begin ? graph_persistent(&o->g, "codes", tensor_1d(NULL, DT_U8, codes.end - codes.begin),
@@ -319,7 +321,7 @@ static int quantise_step(const struct step_ctx *c)
 {
     const struct model *m = c->self;
     for (int k = 0; k < m->params.n; k++)
-        if (trained(m, k) && m->params.list[k].p.codes && !updates_codes(m, k))
+        if (has_codes(m, k) && !updates_codes(m, k))
             TRY(model_quantise_param(m, k, c->lane));
     return ST_OK;
 }

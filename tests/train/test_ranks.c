@@ -414,6 +414,25 @@ static void zero_levels_give_the_same_bits(void **state)
     playground_close(&pg);
 }
 
+/* FP8 codes of weights that ranks update in shards, which end anywhere in a block of scales, are those of whole weights,
+ * which the update writes itself. */
+static void zero_levels_give_the_same_fp8_codes(void **state)
+{
+    (void)state;
+    struct playground pg;
+    playground_open(&pg);
+    for (int zero = 0; zero < 3; zero++) {
+        char run[32], options[128];
+        snprintf(run, sizeof run, "fp8 %d", zero);
+        snprintf(options, sizeof options,
+                 "gpu.precision=fp8 model.hidden=48 model.heads=3 model.ffn=144 parallel.zero=%d", zero);
+        struct mesh_case m = {run, 3, options};
+        run_on(&pg, run, models[0].options, &m, NULL, 4, "train.global_batch=3");
+        assert_same_files(&pg, "fp8 0", run);
+    }
+    playground_close(&pg);
+}
+
 /* Rounded to bf16 to travel: the run is another one, by about as much as such a rounding, on every level by the same
  * bits. */
 static void bf16_reduction_is_the_same_on_every_level(void **state)
@@ -658,6 +677,7 @@ int main(void)
         cmocka_unit_test(evaluation_keeps_to_the_capacity),
         cmocka_unit_test(sharding_and_buckets_change_no_bit),
         cmocka_unit_test(zero_levels_give_the_same_bits),
+        cmocka_unit_test(zero_levels_give_the_same_fp8_codes),
         cmocka_unit_test(bf16_reduction_is_the_same_on_every_level),
         cmocka_unit_test(any_checkpoint_loads_on_any_mesh),
         cmocka_unit_test(planning_again_changes_nothing),
