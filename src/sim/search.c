@@ -151,8 +151,8 @@ static void estimate(const struct finder *f, struct attempt *k, const struct pie
     double w = weights_of(f, k), stages = k->pp;
     double uneven = (double)((f->items + k->pp - 1) / k->pp) * k->pp / f->items;
     double stage = p->seconds / stages * uneven;
-    double rows =
-        (double)(k->micro * f->given->train.seq) * (double)(f->given->model.topk * f->given->model.hidden) * 2;
+    double copies = f->expert_layers > 0 ? k->ep * tokens_on_rank(&f->given->model, k->ep) : 0, /* of a token */
+        rows = (double)(k->micro * f->given->train.seq) * copies * (double)f->given->model.hidden * 2;
     double exchanges =
         4 * (double)f->expert_layers / stages * machine_exchange(f->m, k->ep, rows) * (k->overlap ? 0.3 : 1);
     double step = (stage + exchanges) * ((double)k->n_mb + (stages - 1) / k->vpp);

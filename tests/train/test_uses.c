@@ -545,6 +545,7 @@ static void refusals_name_the_layer_and_the_option(void **state)
         {"model.no_rope_freq=2", "model.no_rope_freq = 2"},
         {"model.rope=none", "latent attention (+) has rotary channels"},
         {"parallel.ep=2", "no layer of model.pattern has experts"},
+        {"parallel.etp=2", "no layer of model.pattern has experts"},
     };
     for (int i = 0; i < countof(cases); i++) {
         struct config c;
