@@ -315,6 +315,10 @@ static void declare_permute(struct build *b, const struct moe *m, const struct m
                  .prob = of(g, s->probs), .yprob = of(g, s->home.prob), .k = m->k);
     if (!s->ep.on && experts8_fetch_x(b, &s->w1))
         return; /* rows are fetched as codes */
+    if (s->ep.on && s->ep.codes_there) {
+        ep_declare_pack(b, n, &s->ep, &s->home, io->h);
+        return;
+    }
     slot_id prob = s->ep.on ? NO_SLOT : s->probs, sorted = s->ep.on ? NO_SLOT : s->home.prob;
     GRAPH_OP(g, n, PH_FWD, permute, .x = of(g, io->h), .src = of(g, s->home.src), .row = of(g, s->home.row),
              .prob = of(g, prob), .y = of(g, s->home.x), .yprob = of(g, sorted), .k = s->home.k);
@@ -356,6 +360,8 @@ static void declare_experts(struct build *b, const struct moe *m, const struct m
         ep_declare_return(b, &s->ep, &s->home, s->yp, s->dyp);
     int n = graph_node(g, "combine", LANE_COMPUTE, NULL);
     double bytes = (double)tensor_bytes(&g->slots[s->home.y].shape);
+    if (s->ep.on && s->ep.codes_back)
+        ep_declare_unpack(b, n, &s->home);
     GRAPH_OP(g, n, PH_FWD, unpermute, .x = of(g, s->home.y), .row = of(g, s->home.row), .base = of(g, s->shared),
              .y = of(g, io->f));
     graph_cost(g, n, PH_FWD, 0, bytes);
@@ -455,6 +461,10 @@ static bool ffn_does_not_divide(const struct config *c)
            c->parallel.etp > 1;
 }
 static bool bias_of_slices(const struct config *c) { return c->parallel.etp > 1 && c->model.expert_bias; }
+static bool codes_of_sums(const struct config *c)
+{
+    return c->parallel.etp > 1 && c->parallel.ep_fp8 == CFG_EP_FP8_BOTH;
+}
 /* Experts that have codes as a whole have them as slices, too: the same ones. */
 static bool slices_within_blocks(const struct config *c)
 {
@@ -558,6 +568,7 @@ static const struct option_use moe_uses[] = {
     {"plan.fused_experts", experts_not_codes, "experts that are not in FP8"},
     {"parallel.overlap", experts_shared, "parallel.ep or parallel.etp above 1"},
     {"parallel.ep_capacity", experts_shared, "parallel.ep or parallel.etp above 1"},
+    {"parallel.ep_fp8", experts_shared, "parallel.ep or parallel.etp above 1"},
 };
 static const struct rule moe_rules[] = {
     {"capacity-without-tp", capacity_divided,
@@ -592,6 +603,10 @@ static const struct rule moe_rules[] = {
      "with parallel.etp above 1 every rank of an expert would add the bias of fc2; use model.expert_bias = off or "
      "parallel.etp = 1",
      {"parallel.etp", "model.expert_bias"}},
+    {"etp-returns-sums", codes_of_sums,
+     "with parallel.etp above 1 outputs of experts are summed before they return, so they do not travel as codes; use "
+     "parallel.ep_fp8 = dispatch",
+     {"parallel.ep_fp8", "parallel.etp"}},
     {"etp-within-scale-blocks", slices_within_blocks,
      "slices of experts end where blocks of 128 FP8 codes do: model.expert_ffn / parallel.etp must be a multiple of "
      "128",

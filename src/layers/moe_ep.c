@@ -15,6 +15,10 @@
  * other direction. Only the exchanges run on the communication lane; what is around them computes. Places of a buffer
  * behind its rows hold nothing that is read.
  *
+ * With parallel.ep_fp8 rows travel as FP8 codes, in the forward pass only: x and rx are codes of the tokens, from which
+ * `arrive` makes values; with `both` so are the sums that travel back. The gradient of rounding is taken as 1, and
+ * gradients travel as they are.
+ *
  * cap and R hold any routing (every token may want a rank's experts), or by parallel.ep_capacity less; then `need` and
  * `expert_need` say how much was wanted, and the trainer repeats the step with more room before anything is updated (or
  * the batch, in evaluation). */
@@ -22,6 +26,7 @@
 #include "ops/epplan/epplan.h"
 #include "ops/moeplan/moeplan.h"
 #include "ops/permute/permute.h"
+#include "ops/row8/row8.h"
 
 #include <math.h>
 
@@ -262,19 +267,26 @@ static slot_id wide_grad(struct build *b, const char *name, struct tensor shape)
     return training(b) ? graph_slot(b->g, name, shape) : NO_SLOT;
 }
 
+static slot_id build_codes(struct build *b, const char *name, int64_t rows, int64_t width)
+{
+    return graph_slot(b->g, name, tensor_2d(NULL, DT_U8, rows, row8_bytes(width)));
+}
+
 static void declare_row_slots(struct build *b, struct ep *ep, struct ep_home *home, int64_t width)
 {
     struct graph *g = b->g;
     int64_t places = ep->places, all = ep->etp * places;
     struct tensor prob = tensor_1d(NULL, b->dev->wide, places * ep->per),
                   all_prob = tensor_2d(NULL, b->dev->wide, all, ep->per);
-    home->x = build_real(b, "sent", places, width);
+    home->x = ep->codes_there ? build_codes(b, "sent", places, width) : build_real(b, "sent", places, width);
     home->dx = build_grad(b, "dsent", places, width);
     home->prob = graph_slot(g, "sent_prob", prob);
     home->dprob = wide_grad(b, "dsent_prob", prob);
     home->y = build_real(b, "returned", places, width);
     home->dy = build_grad(b, "dreturned", places, width);
-    ep->rx = build_real(b, "got", all, width);
+    ep->rx = ep->codes_there ? build_codes(b, "got", all, width) : build_real(b, "got", all, width);
+    ep->ry_codes = ep->codes_back ? build_codes(b, "answer_codes", all, width) : NO_SLOT;
+    home->y_codes = ep->codes_back ? build_codes(b, "returned_codes", places, width) : NO_SLOT;
     ep->drx = build_grad(b, "dgot", all, width);
     ep->rprob = graph_slot(g, "got_prob", all_prob);
     ep->drprob = wide_grad(b, "dgot_prob", all_prob);
@@ -309,6 +321,8 @@ struct ep ep_declare_slots(struct build *b, struct ep_home *home, slot_id idx, i
     ep.ranks = plays ? played_ranks(b, experts) : m->ep;
     ep.etp = m->etp;
     ep.whole = plays;
+    ep.codes_there = b->cfg->parallel.ep_fp8 != CFG_EP_FP8_OFF;
+    ep.codes_back = b->cfg->parallel.ep_fp8 == CFG_EP_FP8_BOTH;
     ep.group = experts / ep.ranks;
     ep.per = min_i64(k, ep.group);
     ep.most = min_i64(k, ep.ranks);
@@ -351,6 +365,26 @@ void ep_declare_maps(struct build *b, const struct ep *ep, const struct ep_home 
     GRAPH_PHASE(g, n, PH_FWD, counts_fwd, [COUNTS_OUT] = READS(ep->leave), [COUNTS_IN] = WRITES(ep->arrive));
 }
 
+void ep_declare_pack(struct build *b, int n, const struct ep *ep, const struct ep_home *home, slot_id h)
+{
+    struct graph *g = b->g;
+    double bytes = (double)tensor_bytes(&g->slots[h].shape) + (double)tensor_bytes(&g->slots[home->x].shape);
+    enum phase_id phases[] = {PH_FWD, PH_REPLAY};
+    for (int i = 0; i < (training(b) ? 2 : 1); i++) {
+        GRAPH_OP(g, n, phases[i], row8_pack, .x = of(g, h), .src = of(g, home->src), .q = of(g, home->x),
+                 .k = ep->most);
+        graph_cost(g, n, phases[i], 0, bytes);
+    }
+    if (training(b))
+        graph_replay(g, home->x, n);
+}
+
+void ep_declare_unpack(struct build *b, int n, const struct ep_home *home)
+{
+    struct graph *g = b->g;
+    GRAPH_OP(g, n, PH_FWD, row8_unpack, .q = of(g, home->y_codes), .y = of(g, home->y), .k = 1);
+}
+
 /* Slabs -> rows by expert. prob and yprob may be NO_SLOT. */
 static void declare_sort(struct graph *g, int n, enum phase_id ph, const struct ep *ep, slot_id x, slot_id prob,
                          slot_id y, slot_id yprob)
@@ -365,6 +399,19 @@ static void declare_unsort(struct graph *g, int n, enum phase_id ph, const struc
 {
     GRAPH_OP(g, n, ph, unpermute, .x = of(g, x), .row = of(g, ep->to), .xprob = of(g, prob), .y = of(g, y),
              .yprob = of(g, yprob));
+}
+
+/* What arrived, as the experts' rows; prob NO_SLOT: without their probabilities. */
+static void declare_values(struct graph *g, int n, enum phase_id ph, const struct ep *ep, slot_id x, slot_id prob)
+{
+    slot_id from = prob != NO_SLOT ? ep->rprob : NO_SLOT;
+    if (!ep->codes_there) {
+        declare_sort(g, n, ph, ep, ep->rx, from, x, prob);
+        return;
+    }
+    GRAPH_OP(g, n, ph, row8_unpack, .q = of(g, ep->rx), .src = of(g, ep->from), .y = of(g, x), .k = ep->per);
+    if (prob != NO_SLOT)
+        declare_sort(g, n, ph, ep, NO_SLOT, from, NO_SLOT, prob);
 }
 
 static double slot_bytes(const struct graph *g, slot_id s) { return (double)tensor_bytes(&g->slots[s].shape); }
@@ -411,11 +458,11 @@ void ep_declare_dispatch(struct build *b, const struct ep *ep, const struct ep_h
     int64_t all = ep->etp * ep->places * ep->per;
     GRAPH_OP(g, n, PH_FWD, moeplan, .idx = of(g, ep->got), .offset = of(g, ep->offset), .row = of(g, ep->to),
              .src = of(g, ep->from), .need = of(g, ep->expert_need), .cut = all - ep->rows);
-    declare_sort(g, n, PH_FWD, ep, ep->rx, ep->rprob, rows->x, rows->prob);
+    declare_values(g, n, PH_FWD, ep, rows->x, rows->prob);
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (!training(b))
         return;
-    declare_sort(g, n, PH_REPLAY, ep, ep->rx, NO_SLOT, rows->x, NO_SLOT);
+    declare_values(g, n, PH_REPLAY, ep, rows->x, NO_SLOT);
     graph_replay(g, rows->x, n);
     graph_cost(g, n, PH_REPLAY, 0, bytes);
     declare_unsort(g, n, PH_BWD, ep, rows->dx, rows->dprob, ep->drx, ep->drprob);
@@ -425,9 +472,12 @@ void ep_declare_dispatch(struct build *b, const struct ep *ep, const struct ep_h
 void ep_declare_return(struct build *b, const struct ep *ep, const struct ep_home *home, slot_id y, slot_id dy)
 {
     struct graph *g = b->g;
-    double bytes = slot_bytes(g, home->y), around = slot_bytes(g, ep->ry) + slot_bytes(g, y);
+    slot_id out = ep->codes_back ? ep->ry_codes : ep->ry, in = ep->codes_back ? home->y_codes : home->y;
+    double around = slot_bytes(g, ep->ry) + slot_bytes(g, y);
     int n = graph_node(g, "leave", LANE_COMPUTE, NULL);
     declare_unsort(g, n, PH_FWD, ep, y, NO_SLOT, ep->ry, NO_SLOT);
+    if (ep->codes_back)
+        GRAPH_OP(g, n, PH_FWD, row8_pack, .x = of(g, ep->ry), .q = of(g, ep->ry_codes), .k = 1);
     graph_cost(g, n, PH_FWD, 0, around);
     if (training(b)) {
         declare_sort(g, n, PH_BWD, ep, ep->dry, NO_SLOT, dy, NO_SLOT);
@@ -437,13 +487,13 @@ void ep_declare_return(struct build *b, const struct ep *ep, const struct ep_hom
     graph_role(g, n, ROLE_COMBINE);
     slot_id work = sum_work(b, ep, "answer_sums", ep->y_sum, NO_SLOT);
     GRAPH_PHASE(g, n, PH_FWD,
-                return_fwd, [BACK_X] = READS(ep->ry), [BACK_SENT] = READS(ep->arrive), [BACK_GOT] = READS(ep->leave),
-                [BACK_Y] = WRITES(home->y), [BACK_SUM] = WRITES(ep->y_sum), [BACK_WORK] = WRITES(work));
-    graph_cost(g, n, PH_FWD, 0, bytes);
+                return_fwd, [BACK_X] = READS(out), [BACK_SENT] = READS(ep->arrive), [BACK_GOT] = READS(ep->leave),
+                [BACK_Y] = WRITES(in), [BACK_SUM] = WRITES(ep->y_sum), [BACK_WORK] = WRITES(work));
+    graph_cost(g, n, PH_FWD, 0, slot_bytes(g, in));
     if (training(b)) {
         GRAPH_PHASE(g, n, PH_BWD, return_bwd, [BACK_X] = READS(home->dy), [BACK_SENT] = READS(ep->leave),
                     [BACK_GOT] = READS(ep->arrive), [BACK_Y] = WRITES(ep->dry));
-        graph_cost(g, n, PH_BWD, 0, bytes);
+        graph_cost(g, n, PH_BWD, 0, slot_bytes(g, home->dy));
     }
 }
 

@@ -11,6 +11,7 @@ struct ep_home {
     slot_id prob_row, prob_src; /* of the probabilities of all choices; the same maps where experts are here */
     slot_id x, dx, prob, dprob; /* sent */
     slot_id y, dy;              /* returned */
+    slot_id y_codes;            /* as it travelled; NO_SLOT: y did */
 };
 /* Slots where the experts are, sorted by expert. */
 struct ep_rows {
@@ -18,18 +19,20 @@ struct ep_rows {
 };
 struct ep {
     bool on;
-    int64_t ranks, etp;                            /* that share the experts; that share each of them */
-    int64_t cap, places;                           /* rows of a buffer; of the buffers for all ranks */
-    int64_t rows;                                  /* places for rows at the experts */
-    int64_t per, most;                             /* choices of a row that travels; buffers a token may be in */
-    int64_t group;                                 /* experts of each rank */
-    bool whole;                                    /* this rank has them all and plays the others, too (loop) */
-    slot_id idx;                                   /* I32 [T, k]: the experts of each token */
+    bool codes_there, codes_back; /* rows travel as FP8 codes (ops/row8): x and rx are such, ry_codes and y_codes */
+    int64_t ranks, etp;           /* that share the experts; that share each of them */
+    int64_t cap, places;          /* rows of a buffer; of the buffers for all ranks */
+    int64_t rows;                 /* places for rows at the experts */
+    int64_t per, most;            /* choices of a row that travels; buffers a token may be in */
+    int64_t group;                /* experts of each rank */
+    bool whole;                   /* this rank has them all and plays the others, too (loop) */
+    slot_id idx;                  /* I32 [T, k]: the experts of each token */
     slot_id dest, dest_offset, dest_row, dest_src; /* their ranks, and moeplan's maps of those */
     slot_id leave, arrive;                         /* I32 [ranks]: rows of each buffer */
     slot_id sent, got;                             /* I32 [places, per]: choices of each row */
     slot_id offset, to, from;                      /* of the local experts, and between buffers and their rows */
     slot_id rx, drx, rprob, drprob, ry, dry;       /* buffers at the experts, of all ranks that share each of them */
+    slot_id ry_codes;                              /* NO_SLOT: ry itself travels */
     slot_id dx_sum, dprob_sum, y_sum;              /* their sums over these ranks; NO_SLOT for one */
     slot_id need, expert_need;                     /* F64 [1], persistent: largest buffer of the step, most rows */
     const struct ep_node *node;
@@ -41,6 +44,9 @@ struct ep ep_declare_slots(struct build *b, struct ep_home *home, slot_id idx, i
                            int64_t width);
 /* Where rows go; their numbers travel. */
 void ep_declare_maps(struct build *b, const struct ep *ep, const struct ep_home *home);
+/* Codes of the tokens h into the buffers, in the node n; values of what came back, in a node that reads them. */
+void ep_declare_pack(struct build *b, int n, const struct ep *ep, const struct ep_home *home, slot_id h);
+void ep_declare_unpack(struct build *b, int n, const struct ep_home *home);
 /* Slabs to the experts' ranks and into the experts' order. */
 void ep_declare_dispatch(struct build *b, const struct ep *ep, const struct ep_home *home, const struct ep_rows *rows);
 /* And back. */

@@ -229,6 +229,7 @@ static const struct row rows[] = {
     {"gpu.index", "1", ""},
     {"gpu.sms", "10", ""},
     {"parallel.ep_capacity", "2", ""},
+    {"parallel.ep_fp8", "dispatch", ""},
     {"parallel.pp_group", "2", ""},
     {"parallel.first_layers", "2", ""},
     {"parallel.last_layers", "2", ""},
