@@ -3,8 +3,12 @@
 #include "ops/epplan/epplan.h"
 #include "ops/opshape.h"
 
-static int check_ranks(const char *op, int64_t ranks, int64_t local, int64_t each, struct err *e)
+static int check_ranks(const char *op, const struct tensor *idx, int64_t ranks, int64_t local, int64_t each,
+                       struct err *e)
 {
+    if (tensor_elems(idx) > INT32_MAX)
+        return err_set(e, ST_INVALID, "%s: %lld choices, expected at most %d", op, (long long)tensor_elems(idx),
+                       INT32_MAX);
     if (ranks < 1 || local < 1 || each < 1 || ranks > INT32_MAX / local)
         return err_set(e, ST_INVALID, "%s: %lld ranks of %lld experts each, %lld entries for a token", op,
                        (long long)ranks, (long long)local, (long long)each);
@@ -22,7 +26,7 @@ static int check_places(const char *op, int64_t places, int64_t ranks, int64_t e
 int epdest_check(const struct epdest_args *a, struct err *e)
 {
     TRY(op_check_fields(&epdest_desc, a, e));
-    return check_ranks("epdest", a->ranks, a->local, a->most, e);
+    return check_ranks("epdest", &a->idx, a->ranks, a->local, a->most, e);
 }
 
 int epsend_check(const struct epsend_args *a, struct err *e)
@@ -34,7 +38,7 @@ int epsend_check(const struct epsend_args *a, struct err *e)
 int epchoices_check(const struct epchoices_args *a, struct err *e)
 {
     TRY(op_check_fields(&epchoices_desc, a, e));
-    TRY(check_ranks("epchoices", a->ranks, a->local, a->per, e));
+    TRY(check_ranks("epchoices", &a->idx, a->ranks, a->local, a->per, e));
     if (a->to.dim[1] < 1)
         return err_set(e, ST_INVALID, "epchoices: to has no entries for a token");
     return check_places("epchoices", a->from.dim[0], a->ranks, a->per, e);

@@ -57,8 +57,9 @@ static bool fill_map(struct op_call *c, int arg, struct tensor *host)
 
 static void cost(const struct op_call *c, struct op_cost *out)
 {
-    double places = op_dim(c, "places") > 0 ? op_dim(c, "places") : op_dim(c, "rows"), n = places * op_dim(c, "d");
     const struct tensor *values = &c->t[op_arg_index(c->desc, c->desc->args[0].name[0] == 'x' ? "x" : "y")];
+    double places = op_dim(c, "places") > 0 ? op_dim(c, "places") : op_dim(c, "rows"),
+           n = places * (double)values->dim[1];
     *out = (struct op_cost){.flops = 4 * n, .bytes = n * (double)(dtype_bytes(values->dtype) + 1)};
 }
 
@@ -128,10 +129,12 @@ const struct op_desc row8_pack_desc = {
 
 /* ---- row8_unpack ----------------------------------------------------------------------------- */
 
+static const struct op_dim unpack_dims[] = {{"rows", 5}, {"places", 0}};
+
 static void unpack_shapes(struct op_call *c)
 {
     c->t[op_arg_index(c->desc, "q")] =
-        tensor_2d(NULL, DT_NONE, (int64_t)op_dim(c, "rows"), row8_bytes((int64_t)op_dim(c, "d")));
+        tensor_2d(NULL, DT_NONE, (int64_t)op_dim(c, "rows"), row8_bytes((int64_t)op_attr(c, "d")));
     map_shape(c);
 }
 
@@ -139,10 +142,11 @@ static void unpack_shapes(struct op_call *c)
 static int unpack_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     const struct tensor *q = &c->t[op_arg_index(c->desc, "q")], *src = &c->t[op_arg_index(c->desc, "src")];
-    int64_t d = (int64_t)(op_dim(c, "d"));
-    if (q->rank != 2 || d < 0 || q->dim[1] != row8_bytes(d))
-        return err_set(e, ST_INVALID, "row8_unpack: q has rank %d and %lld bytes a row, expected 2 and %lld", q->rank,
-                       q->rank == 2 ? (long long)q->dim[1] : 0LL, (long long)row8_bytes(max_i64(d, 0)));
+    double wanted = op_attr(c, "d");
+    if (q->rank != 2 || !(wanted >= 0 && wanted <= (double)q->dim[1]) || q->dim[1] != row8_bytes((int64_t)wanted))
+        return err_set(e, ST_INVALID, "row8_unpack: q has rank %d and %lld bytes a row, attribute d is %g", q->rank,
+                       q->rank == 2 ? (long long)q->dim[1] : 0LL, wanted);
+    int64_t d = (int64_t)wanted;
     c->t[op_arg_index(c->desc, "y")] = tensor_2d(NULL, ops->real, src->rank > 0 ? src->dim[0] : q->dim[0], d);
     return ST_OK;
 }
@@ -153,7 +157,7 @@ static bool unpack_fill(struct op_call *c, int arg, struct tensor *host, uint64_
         return true;
     if (!op_arg_is(c, arg, "q"))
         return false;
-    int64_t d = (int64_t)op_dim(c, "d"), bytes = max_i64(host->dim[1], 1);
+    int64_t d = (int64_t)op_attr(c, "d"), bytes = max_i64(host->dim[1], 1);
     for (int64_t i = 0, n = tensor_elems(host); i < n; i++) {
         uint8_t code = (uint8_t)rng_below(key, (uint64_t)i, 256);
         bool nan = (code & 0x7f) == 0x7f;
@@ -163,11 +167,13 @@ static bool unpack_fill(struct op_call *c, int arg, struct tensor *host, uint64_
     return true;
 }
 
-OP_TABLES(row8_unpack, ROW8_UNPACK_FIELDS);
+OP_FIELDS(row8_unpack, ROW8_UNPACK_FIELDS, );
+OP_ATTRS(row8_unpack, ROW8_UNPACK_FIELDS, OP_ATTR_EXTRA("d", 33));
+OP_CALLS(row8_unpack);
 const struct op_desc row8_unpack_desc = {
     OP_IS(row8_unpack),
     .summary = "values of rows that came as FP8 codes",
-    OP_LIST(dims, dims),
+    OP_LIST(dims, unpack_dims),
     .sample_shapes = unpack_shapes,
     .infer = unpack_infer,
     .sample_fill = unpack_fill,
