@@ -1,5 +1,6 @@
 /* braid plan: what a config would do, without doing it. */
 #include "cmd/cmd.h"
+#include "sim/timeline.h"
 
 static const char usage[] =
     "usage: braid plan [FILE.ini] [--section.key=value ...] [--steps=on] [--params=on]\n\n"
@@ -26,7 +27,7 @@ static const char usage[] =
 static const char own_options[] =
     "model.pattern model.layers model.hidden model.heads model.ffn train.seq train.micro_batch "
     "train.global_batch plan.recompute plan.recompute_block run.device parallel.ranks parallel.pp "
-    "parallel.vpp parallel.ep";
+    "parallel.vpp parallel.ep parallel.etp";
 
 static void totals(const struct trainer *t, struct buf *out)
 {
@@ -46,6 +47,36 @@ static void totals(const struct trainer *t, struct buf *out)
              human_count(plan_flops(&t->train.p) * (double)(t->n_micro / t->train.n_micro), a, sizeof a));
 }
 
+/* Bytes of rows that leave this rank for experts and come back, of each layer and microbatch. */
+static void exchanged(const struct trainer *t, struct buf *out)
+{
+    const struct graph *g = &t->train.g;
+    const struct mesh *m = &t->model.mesh;
+    const struct step_cost cost = step_cost_of(&(struct machine){0}, NULL, t);
+    double bytes[2][2] = {{0}};
+    int layers = 0;
+    for (int i = 0; i < g->n_nodes; i++) {
+        enum node_role role = g->nodes[i].role;
+        if (role != ROLE_DISPATCH && role != ROLE_COMBINE)
+            continue;
+        layers += role == ROLE_DISPATCH;
+        bytes[role == ROLE_COMBINE][0] = g->nodes[i].phase[PH_FWD].bytes;
+        bytes[role == ROLE_COMBINE][1] = g->nodes[i].phase[PH_BWD].bytes;
+    }
+    if (layers == 0 || cost.places == 0)
+        return;
+    char text[4][32];
+    for (int i = 0; i < 4; i++)
+        human_bytes(bytes[i / 2][i % 2], text[i], sizeof text[i]);
+    double filled = cost.filled * (double)cost.places,
+           choices = cost.rows_filled * (double)cost.rows / m->etp; /* of this rank's tokens */
+    buf_addf(out,
+             "rows of experts, each of %d layers and microbatches: buffers of %s there (%s their gradients), %s back "
+             "(%s); %lld rows, of which\n"
+             "      an even routing fills %.0f, where a row for each expert would be %.0f\n",
+             layers, text[0], text[1], text[2], text[3], (long long)cost.places, filled, choices);
+}
+
 /* Arenas of one rank in a line. */
 static int rank_line(const struct config *c, int rank, struct buf *out, struct err *e)
 {
@@ -57,6 +88,8 @@ static int rank_line(const struct config *c, int rank, struct buf *out, struct e
     char text[32];
     const struct mesh *m = &place.mesh;
     buf_addf(out, "%4d %5d %5d %5d %5d %5d", rank, m->pp_rank, m->dp_rank, m->cp_rank, m->tp_rank, m->ep_rank);
+    if (m->etp > 1)
+        buf_addf(out, " %5d", m->etp_rank);
     for (int a = 0; st == ST_OK && a < ARENA_ALL; a++)
         buf_addf(out, " %11s", human_bytes((double)t.model.mem.planned[a], text, sizeof text));
     buf_addf(out, " %11s\n", human_bytes((double)total, text, sizeof text));
@@ -72,6 +105,8 @@ static int all_ranks(const struct config *c, const struct mesh *m, struct buf *o
     char mesh[160];
     buf_addf(out, "\n%d ranks: %s\n%4s %5s %5s %5s %5s %5s", m->world, mesh_text(m, mesh, sizeof mesh), "rank", "stage",
              "data", "ctx", "tens", "exp.");
+    if (m->etp > 1)
+        buf_addf(out, " %5s", "slice");
     for (int a = 0; a < ARENA_ALL; a++)
         buf_addf(out, " %11s", arena_name((enum arena_id)a));
     buf_addf(out, " %11s\n", "total");
@@ -123,6 +158,7 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
     }
     model_print_stack(&t->model, &out);
     totals(t, &out);
+    exchanged(t, &out);
     model_print_kernels(c, &t->dev, &out);
     st = groups_print(&t->model, &out, e);
     buf_add(&out, "\n");

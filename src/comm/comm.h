@@ -204,6 +204,7 @@ struct mesh {
     struct comm *batch_comm; /* tp x cp: the ranks that divide the tokens of one microbatch; NULL for one */
     struct comm *ends_comm;  /* first and last stage of this column, where embeddings are shared; NULL elsewhere */
     int64_t ep_rows;         /* rows a buffer between two ranks of ep_comm holds; 0: by parallel.ep_capacity */
+    int64_t ep_expert_rows;  /* rows there is room for at the experts of a rank; 0: the same */
     bool ep_nodes;           /* experts exchange rows through ep_comm even if it has one member (loop) */
     bool dp_nodes;           /* gradients and weights are exchanged even where no other rank has a copy (loop) */
 };

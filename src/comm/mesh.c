@@ -37,8 +37,15 @@ static int refuse_expert_ranks(const struct mesh_sizes *s, int stage, int world,
     if (size_of(s->etp) > 1)
         err_set(e, ST_USAGE, "the %d ranks of a stage do not divide by parallel.ep = %d times parallel.etp = %d", stage,
                 s->ep, s->etp);
-    return err_hint(e, "ranks = pp * ep * etp * (copies of the experts): %d = %d * %d * %d * ?", world, s->pp, s->ep,
-                    size_of(s->etp));
+    int etp = size_of(s->etp), ep = s->ep;
+    while (etp > 1 && stage % (etp * s->ep) != 0)
+        etp--;
+    while (ep > 1 && stage % (etp * ep) != 0)
+        ep--;
+    return err_hint(e,
+                    "ranks = pp * ep * etp * (copies of the experts): start a multiple of %d ranks, or use parallel.ep "
+                    "= %d and parallel.etp = %d on these %d",
+                    s->pp * s->ep * size_of(s->etp), ep, etp, world);
 }
 
 int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, struct err *e)

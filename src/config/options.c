@@ -664,7 +664,9 @@ const struct option config_options[] = {
         "of a stage, ranks / pp in all, are divided anew for experts, so ep may be larger than what shares the "
         "batch.")),
     ROW(parallel.etp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("expert-tensor-parallel-size"), HELP(
-        "Ranks that share each expert of a layer, as parallel.tp does for other layers.")),
+        "Ranks that share each expert of a layer, as parallel.tp does for other layers: each holds expert_ffn / etp of "
+        "its channels. The ranks of a stage are etp * ep * (copies of the experts), etp fastest; etp need not be "
+        "parallel.tp.")),
     ROW(parallel.overlap, "none", OPT_RUN | OPT_LOCAL, ONE_OF(overlap_values),
         FLAG("overlap-moe-expert-parallel-comm", "ep"), HELP(
         "ep: run the forward pass of one microbatch against the backward pass of another, so that tokens travel while "
@@ -684,9 +686,13 @@ const struct option config_options[] = {
     ROW(parallel.bucket_mb, "40", OPT_RUN | OPT_LOCAL, RANGE(0.001, 1e6), HELP(
         "Gradients reduced in one message, in MB: the scratch memory of a reduction.")),
     ROW(parallel.ep_capacity, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), HELP(
-        "Rows one rank can send to another, as a multiple of an even share. 0: enough for any routing. When a step or "
-        "an "
-        "evaluation needs more, buffers grow and it is repeated; nothing is dropped.")),
+        "Rows one rank can send to another, and rows at the experts of a rank, as multiples of an even share. 0: "
+        "enough "
+        "for any routing. When a step or an evaluation needs more, buffers grow and it is repeated; nothing is "
+        "dropped.")),
+    ROW(parallel.ep_fp8, "off", OPT_RUN | OPT_LOCAL, ONE_OF(ep_fp8_values), HELP(
+        "Rows that travel to experts of other ranks as FP8 codes (E4M3, a scale for 128 values), half the bytes of "
+        "bf16. dispatch: forward, to the experts; both: also their outputs back. Gradients travel as they are.")),
     ROW(parallel.timeout, "600", OPT_RUN | OPT_LOCAL, RANGE(0, 1e6), HELP(
         "Seconds a rank waits for the others before it names those that did not come and stops; 0 = for ever.")),
     ROW(parallel.port, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 65535), HELP(

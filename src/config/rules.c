@@ -419,7 +419,6 @@ static bool codes_divided(const struct config *c)
 {
     return c->parallel.tp > 1 && c->gpu.precision == CFG_PRECISION_FP8;
 }
-static bool expert_tensor_parallel(const struct config *c) { return c->parallel.etp > 1; }
 
 /* Codes are made from whole weights once per step. */
 static bool zero3_with_codes(const struct config *c)
@@ -451,8 +450,6 @@ static const struct rule general_rules[] = {
     {"fp8-without-tp", codes_divided,
      "FP8 codes of layers that parallel.tp divides are not built; use gpu.precision = bf16 or parallel.tp = 1",
      {"gpu.precision", "parallel.tp"}},
-    {"etp-not-built", expert_tensor_parallel,
-     "tensor parallelism of experts is not built yet; use parallel.etp = 1", {"parallel.etp"}},
     {"zero3-without-codes", zero3_with_codes,
      "parallel.zero = 3 keeps shards of weights, and gpu.precision = fp8 makes codes from whole ones; use "
      "parallel.zero = 2",

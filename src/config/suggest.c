@@ -161,6 +161,7 @@ static const struct synonym synonyms[] = {
     {"num_virtual_stages_per_pipeline_rank", {"parallel.vpp"}},
     {"num_layers_per_virtual_pipeline_stage", {"parallel.vpp"}},
     {"expert_parallel_size", {"parallel.ep"}},
+    {"expert_tensor_parallel_degree", {"parallel.etp"}},
     {"distributed_backend", {"parallel.comm"}},
     {"distributed_timeout_minutes", {"parallel.timeout"}},
     {"prompt", {"generate.prompt"}},

@@ -50,14 +50,21 @@ struct metric {
     int64_t n, offset; /* offset in ARENA_STATE */
     bool objective;    /* added to the loss that is minimised: gradcheck counts it in */
     const char *only;  /* an objective of the parameters whose keys contain this text; NULL: of all */
-    int64_t room;      /* > 0: not a metric: rows a buffer between ranks held; the value is what the run wanted */
-    bool eval;         /* with room: of the eval plan */
+    int64_t room;      /* > 0: not a metric: rows there was room for; the value is what the run wanted */
+    enum room_kind {
+        ROOM_BUFFER, /* in a buffer between two ranks */
+        ROOM_EXPERTS /* at the experts of a rank */
+    } room_kind;
+    bool eval; /* with room: of the eval plan */
 };
 struct metric_list {
     struct metric *m;
     int n;
     size_t cap;
 };
+
+/* The share of tokens that have an expert on one of so many ranks, if all experts are equally likely. */
+double tokens_on_rank(const struct config_model *c, int64_t ranks);
 
 /* A router whose choices the trainer takes down, or dictates (train/routes.c): I32 [rows, k] in ARENA_STATE. */
 struct route_site {

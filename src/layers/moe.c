@@ -18,8 +18,7 @@
  * share, stands between shared and router. The router's gradient is complete before it: it needs
  * dprob from the experts. Counts, metrics and the expert bias are forward-only: the router is never
  * replayed. */
-#include "layers/moe_ep_int.h"
-#include "layers/moe_experts_int.h"
+#include "layers/moe_int.h"
 #include "layers/shard.h"
 #include "ops/act/act.h"
 #include "ops/moeplan/moeplan.h"
@@ -28,28 +27,6 @@
 #include "ops/router/router.h"
 
 #include <string.h>
-
-struct moe {
-    int64_t experts, k, width, ffn, wide, vocab; /* wide: rows of fc1 */
-    int64_t local;                               /* experts on this rank */
-    int64_t batch_ranks;                         /* that share the batch */
-    struct router_rule rule;
-    struct act_rule act, shared_act;
-    double jitter, bias_rate;
-    uint64_t jitter_key, noise_key;
-    int64_t seq;
-    bool hashed;
-};
-
-struct moe_slots {
-    slot_id hj, dhj, gate, logits, dlogits, probs, dprobs, idx, load, stat, tally, global;
-    slot_id offset, xp, dxp, prow, dprow, yp, dyp; /* at the experts */
-    struct ep_home home; /* where the tokens are; the same slots unless experts live on other ranks */
-    struct ep ep;
-    slot_id shared; /* what the combine starts from, or NO_SLOT */
-    slot_id given;  /* choices of another run, or NO_SLOT */
-    struct weight router, router_bias, bias, table, w1, w2, b1, b2;
-};
 
 /* The update plan's step for the expert bias. */
 enum { BIAS_TALLY, BIAS_BIAS, BIAS_USES };
@@ -60,7 +37,7 @@ static int bias_step(const struct step_ctx *c)
     return c->ops->router_bias(c->lane, &a);
 }
 
-/* ---- sizes, parameters, state ---------------------------------------------------------------- */
+/* ---- sizes, state ---------------------------------------------------------------------------- */
 
 static int sizes(struct build *b, struct moe *m)
 {
@@ -104,78 +81,6 @@ static int sizes(struct build *b, struct moe *m)
                        "%lld tokens with %lld experts each are more rows than the 2147483647 a plan can hold",
                        (long long)b->rows, (long long)m->k);
     return ST_OK;
-}
-
-static struct param expert_matrix(const char *key, const struct moe *m, int64_t out, int64_t in, double std)
-{
-    return (struct param){.key = key,
-                          .rank = 3,
-                          .dim = {m->local, out, in},
-                          .init = INIT_NORMAL,
-                          .init_a = std,
-                          .decay = true,
-                          .expert = true};
-}
-
-static struct param expert_vector(const char *key, const struct moe *m, int64_t n)
-{
-    return (struct param){.key = key, .rank = 2, .dim = {m->local, n}, .init = INIT_ZERO, .expert = true, .wide = true};
-}
-
-/* Gate and up rows in alternating blocks, as the activation reads them; on disk they stay halves. */
-static struct row_layout interleaved_rows(const struct moe *m)
-{
-    int64_t g = m->act.interleave;
-    if (g == 0)
-        return (struct row_layout){0};
-    return (struct row_layout){
-        .n_sections = 2, .groups = m->ffn / g, .rows = {g, g}, .grouped_in_memory = true, .matrices = m->local};
-}
-
-/* Token to experts. Until a checkpoint brings a trained one, token t goes to experts t, t + 1, ... */
-static struct weight declare_table(struct build *b, const struct moe *m)
-{
-    struct param table = {.key = "mlp.router.tid2eid",
-                          .rank = 2,
-                          .dim = {m->vocab, m->k},
-                          .init = INIT_HASH,
-                          .buffer = true,
-                          .n_values = m->experts};
-    param_replicate(&table, GRAD_COMPLETE);
-    return m->hashed ? build_weight(b, &table) : no_weight();
-}
-
-static void declare_params(struct build *b, const struct moe *m, struct moe_slots *s)
-{
-    const struct config_model *c = &b->cfg->model;
-    struct param router = param_matrix("mlp.router.weight", m->experts, m->width, c->init_std);
-    struct param router_bias = param_vector("mlp.router.bias", m->experts, INIT_ZERO);
-    struct param bias = param_vector("mlp.router.expert_bias", m->experts, INIT_ZERO);
-    struct param p1 = expert_matrix("mlp.experts.linear_fc1.weight", m, m->wide, m->width, c->init_std);
-    struct param p2 = expert_matrix("mlp.experts.linear_fc2.weight", m, m->width, m->ffn, output_std(b));
-    struct param b1 = expert_vector("mlp.experts.linear_fc1.bias", m, m->wide),
-                 b2 = expert_vector("mlp.experts.linear_fc2.bias", m, m->width);
-    bias.buffer = true;
-    p1.rows = b1.rows = interleaved_rows(m);
-    struct param *of_experts[] = {&p1, &p2, &b1, &b2};
-    for (int i = 0; i < countof(of_experts); i++) {
-        if (b->mesh->ep > 1) {
-            of_experts[i]->shard.full = m->experts;
-            of_experts[i]->shard.first = b->mesh->ep_rank * m->local;
-        }
-        param_split(of_experts[i], 0, UNIT_EXPERTS, m->experts);
-        of_experts[i]->split.grad = GRAD_OVER_TOKENS; /* ranks that hold the same experts */
-    }
-    param_replicate(&router, GRAD_OVER_TOKENS);
-    param_replicate(&router_bias, GRAD_OVER_TOKENS);
-    param_replicate(&bias, GRAD_COMPLETE);
-    s->router = build_weight(b, &router);
-    s->router_bias = c->router_linear_bias ? build_weight(b, &router_bias) : no_weight();
-    s->table = declare_table(b, m);
-    s->bias = c->router_bias && !m->hashed ? build_weight(b, &bias) : no_weight();
-    build_expert_weights(b, &p1, &p2, &s->w1, &s->w2);
-    s->b1 = c->expert_bias ? build_weight(b, &b1) : no_weight();
-    s->b2 = c->expert_bias ? build_weight(b, &b2) : no_weight();
 }
 
 /* One block of numbers, each logged under a tag of its own. */
@@ -275,13 +180,15 @@ static void declare_slots(struct build *b, const struct moe *m, struct moe_slots
     s->probs = build_wide(b, "probs", rows, m->k);
     s->dprobs = training(b) ? build_wide(b, "dprobs", rows, m->k) : NO_SLOT;
     declare_routes(b, m, s);
-    s->home.offset = s->offset = graph_slot(g, "offset", tensor_1d(NULL, DT_I32, m->experts + 1));
-    s->home.row = graph_slot(g, "row", tensor_2d(NULL, DT_I32, rows, m->k));
-    s->home.src = graph_slot(g, "src", tensor_1d(NULL, DT_I32, slots));
-    s->ep = ep_declare_slots(b, &s->home, m->experts, m->k, m->width);
+    s->ep = ep_declare_slots(b, &s->home, s->idx, m->experts, m->k, m->width);
     if (s->ep.on) {
-        slots = s->ep.ranks * s->ep.cap;
+        slots = s->ep.rows;
         s->offset = s->ep.offset;
+    } else {
+        s->offset = graph_slot(g, "offset", tensor_1d(NULL, DT_I32, m->experts + 1));
+        s->home.row = s->home.prob_row = graph_slot(g, "row", tensor_2d(NULL, DT_I32, rows, m->k));
+        s->home.src = s->home.prob_src = graph_slot(g, "src", tensor_1d(NULL, DT_I32, slots));
+        s->home.k = m->k;
     }
     s->xp = build_real(b, "rows", slots, m->width);
     s->dxp = build_grad(b, "drows", slots, m->width);
@@ -383,7 +290,7 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
         return;
     struct router_rule rule = m->rule;
     rule.coef = shared_coef(b, m);
-    GRAPH_OP(g, n, PH_BWD, unpermute, .row = of(g, s->home.row), .xprob = of(g, s->home.dprob),
+    GRAPH_OP(g, n, PH_BWD, unpermute, .row = of(g, s->home.prob_row), .xprob = of(g, s->home.dprob),
              .yprob = of(g, s->dprobs));
     GRAPH_OP(g, n, PH_BWD, router_bwd, .dprobs = of(g, s->dprobs), .dloss = of(g, b->in.mb_share),
              .logits = of(g, s->logits), .idx = of(g, s->idx), .load = of(g, s->load), .dlogits = of(g, s->dlogits),
@@ -393,27 +300,34 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
 static void declare_permute(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
 {
     struct graph *g = b->g;
-    double bytes = 2.0 * (double)tensor_bytes(&g->slots[s->xp].shape);
-    int n = graph_node(g, "plan", LANE_COMPUTE, NULL);
-    slot_id row = s->ep.on ? s->ep.sorted_row : s->home.row, src = s->ep.on ? s->ep.sorted_src : s->home.src;
-    GRAPH_OP(g, n, PH_FWD, moeplan, .idx = of(g, s->idx), .offset = of(g, s->home.offset), .row = of(g, row),
-             .src = of(g, src));
-    if (s->ep.on)
+    double bytes = 2.0 * (double)tensor_bytes(&g->slots[s->home.x].shape);
+    int n;
+    if (s->ep.on) {
         ep_declare_maps(b, &s->ep, &s->home);
+    } else {
+        n = graph_node(g, "plan", LANE_COMPUTE, NULL);
+        GRAPH_OP(g, n, PH_FWD, moeplan, .idx = of(g, s->idx), .offset = of(g, s->offset), .row = of(g, s->home.row),
+                 .src = of(g, s->home.src));
+    }
     n = graph_node(g, "permute", LANE_COMPUTE, NULL);
-    if (!s->ep.on && experts8_fetch_x(b, &s->w1)) { /* only the probabilities: rows are fetched as codes */
-        GRAPH_OP(g, n, PH_FWD, permute, .src = of(g, s->home.src), .row = of(g, s->home.row), .prob = of(g, s->probs),
-                 .yprob = of(g, s->home.prob), .k = m->k);
+    if (s->ep.on || experts8_fetch_x(b, &s->w1)) /* the probabilities alone */
+        GRAPH_OP(g, n, PH_FWD, permute, .src = of(g, s->home.prob_src), .row = of(g, s->home.prob_row),
+                 .prob = of(g, s->probs), .yprob = of(g, s->home.prob), .k = m->k);
+    if (!s->ep.on && experts8_fetch_x(b, &s->w1))
+        return; /* rows are fetched as codes */
+    if (s->ep.on && s->ep.codes_there) {
+        ep_declare_pack(b, n, &s->ep, &s->home, io->h);
         return;
     }
+    slot_id prob = s->ep.on ? NO_SLOT : s->probs, sorted = s->ep.on ? NO_SLOT : s->home.prob;
     GRAPH_OP(g, n, PH_FWD, permute, .x = of(g, io->h), .src = of(g, s->home.src), .row = of(g, s->home.row),
-             .prob = of(g, s->probs), .y = of(g, s->home.x), .yprob = of(g, s->home.prob), .k = m->k);
+             .prob = of(g, prob), .y = of(g, s->home.x), .yprob = of(g, sorted), .k = s->home.k);
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (!training(b))
         return;
     /* The probabilities are kept. */
     GRAPH_OP(g, n, PH_REPLAY, permute, .x = of(g, io->h), .src = of(g, s->home.src), .row = of(g, s->home.row),
-             .y = of(g, s->home.x), .k = m->k);
+             .y = of(g, s->home.x), .k = s->home.k);
     graph_cost(g, n, PH_REPLAY, 0, bytes);
     graph_replay(g, s->home.x, n);
 }
@@ -446,6 +360,8 @@ static void declare_experts(struct build *b, const struct moe *m, const struct m
         ep_declare_return(b, &s->ep, &s->home, s->yp, s->dyp);
     int n = graph_node(g, "combine", LANE_COMPUTE, NULL);
     double bytes = (double)tensor_bytes(&g->slots[s->home.y].shape);
+    if (s->ep.on && s->ep.codes_back)
+        ep_declare_unpack(b, n, &s->home);
     GRAPH_OP(g, n, PH_FWD, unpermute, .x = of(g, s->home.y), .row = of(g, s->home.row), .base = of(g, s->shared),
              .y = of(g, io->f));
     graph_cost(g, n, PH_FWD, 0, bytes);
@@ -453,7 +369,7 @@ static void declare_experts(struct build *b, const struct moe *m, const struct m
     if (!training(b) || fetch_dy)
         return;
     GRAPH_OP(g, n, PH_BWD, permute, .x = of(g, io->df), .src = of(g, s->home.src), .row = of(g, s->home.row),
-             .y = of(g, s->home.dy), .k = m->k);
+             .y = of(g, s->home.dy), .k = s->home.k);
     graph_cost(g, n, PH_BWD, 0, bytes);
 }
 
@@ -465,7 +381,7 @@ static int moe_declare(struct build *b, struct core_io *io)
     struct moe_slots s;
     TRY(sizes(b, m));
     graph_scope(b->g, b->layer, "moe");
-    declare_params(b, m, &s);
+    moe_declare_params(b, m, &s);
     declare_slots(b, m, &s);
     declare_state(b, m, &s);
     io->f = build_real(b, "out", b->rows, m->width);
@@ -522,7 +438,8 @@ static bool bias_moves(const struct config *c) { return c->model.router_bias && 
 static bool drops(const struct config *c) { return c->model.router_capacity > 0; }
 static bool experts_shared(const struct config *c)
 {
-    return c->parallel.ep > 1 || (c->parallel.comm == CFG_COMM_LOOP && c->parallel.loop_axis == CFG_LOOP_EP);
+    return c->parallel.ep > 1 || c->parallel.etp > 1 ||
+           (c->parallel.comm == CFG_COMM_LOOP && c->parallel.loop_axis == CFG_LOOP_EP);
 }
 
 /* In FP8 experts have one way only; a glob of gpu.fp8_keep may leave them out of it. */
@@ -534,9 +451,26 @@ static bool experts_not_codes(const struct config *c)
 
 static bool ep_without_experts(const struct config *c)
 {
-    return c->parallel.ep > 1 && strchr(c->model.pattern, 'E') == NULL;
+    return (c->parallel.ep > 1 || c->parallel.etp > 1) && strchr(c->model.pattern, 'E') == NULL;
 }
 static bool experts_do_not_divide(const struct config *c) { return c->model.experts % max_i64(c->parallel.ep, 1) != 0; }
+/* Gate and up rows that alternate in blocks stay together. */
+static bool ffn_does_not_divide(const struct config *c)
+{
+    return c->model.expert_ffn % (max_i64(c->parallel.etp, 1) * max_i64(c->model.glu_interleave, 1)) != 0 &&
+           c->parallel.etp > 1;
+}
+static bool bias_of_slices(const struct config *c) { return c->parallel.etp > 1 && c->model.expert_bias; }
+static bool codes_of_sums(const struct config *c)
+{
+    return c->parallel.etp > 1 && c->parallel.ep_fp8 == CFG_EP_FP8_BOTH;
+}
+/* Experts that have codes as a whole have them as slices, too: the same ones. */
+static bool slices_within_blocks(const struct config *c)
+{
+    return c->parallel.etp > 1 && c->gpu.precision == CFG_PRECISION_FP8 && c->model.hidden % 128 == 0 &&
+           c->model.expert_ffn % 128 == 0 && c->model.expert_ffn / c->parallel.etp % 128 != 0;
+}
 /* Ranks that divide the rows of a microbatch. */
 static bool rows_divided(const struct config *c) { return c->parallel.tp > 1 && strchr(c->model.pattern, 'E') != NULL; }
 static bool capacity_divided(const struct config *c) { return rows_divided(c) && c->model.router_capacity > 0; }
@@ -632,8 +566,9 @@ static const struct option_use moe_uses[] = {
     {"train.record_routes", router_chooses, "a layer beyond model.router_hash_layers"},
     {"train.replay_routes", router_chooses, "a layer beyond model.router_hash_layers"},
     {"plan.fused_experts", experts_not_codes, "experts that are not in FP8"},
-    {"parallel.overlap", experts_shared, "parallel.ep above 1"},
-    {"parallel.ep_capacity", experts_shared, "parallel.ep above 1"},
+    {"parallel.overlap", experts_shared, "parallel.ep or parallel.etp above 1"},
+    {"parallel.ep_capacity", experts_shared, "parallel.ep or parallel.etp above 1"},
+    {"parallel.ep_fp8", experts_shared, "parallel.ep or parallel.etp above 1"},
 };
 static const struct rule moe_rules[] = {
     {"capacity-without-tp", capacity_divided,
@@ -658,8 +593,24 @@ static const struct rule moe_rules[] = {
      "model.topk must not be above model.experts",
      {"model.topk", "model.experts"}},
     {"ep-needs-experts", ep_without_experts,
-     "parallel.ep shares the experts of a layer among ranks, and no layer of model.pattern has experts (E)",
-     {"parallel.ep", "model.pattern"}},
+     "parallel.ep and parallel.etp share the experts of a layer among ranks, and no layer of model.pattern has experts "
+     "(E)",
+     {"parallel.ep", "parallel.etp", "model.pattern"}},
+    {"expert-ffn-over-ranks", ffn_does_not_divide,
+     "parallel.etp ranks share each expert: model.expert_ffn must be a multiple of it (times model.glu_interleave)",
+     {"parallel.etp", "model.expert_ffn", "model.glu_interleave"}},
+    {"etp-without-expert-bias", bias_of_slices,
+     "with parallel.etp above 1 every rank of an expert would add the bias of fc2; use model.expert_bias = off or "
+     "parallel.etp = 1",
+     {"parallel.etp", "model.expert_bias"}},
+    {"etp-returns-sums", codes_of_sums,
+     "with parallel.etp above 1 outputs of experts are summed before they return, so they do not travel as codes; use "
+     "parallel.ep_fp8 = dispatch",
+     {"parallel.ep_fp8", "parallel.etp"}},
+    {"etp-within-scale-blocks", slices_within_blocks,
+     "slices of experts end where blocks of 128 FP8 codes do: model.expert_ffn / parallel.etp must be a multiple of "
+     "128",
+     {"parallel.etp", "model.expert_ffn", "gpu.precision"}},
     {"experts-over-ranks", experts_do_not_divide,
      "model.experts must be a multiple of parallel.ep, the ranks that share them",
      {"model.experts", "parallel.ep"}},
@@ -686,7 +637,7 @@ static const struct rule moe_rules[] = {
      {"model.shared_gate", "model.shared_ffn"}},
 };
 static const struct tiny_size moe_tiny[] = {
-    {"model.ffn", 24, true}, {"model.experts", 8, true}, {"model.expert_ffn", 12, true},
+    {"model.ffn", 24, true}, {"model.experts", 8, true}, {"model.expert_ffn", 16, true},
     {"model.shared_ffn", 12, false}, {"model.glu_interleave", 4, false},
 };
 /* clang-format on */

@@ -4,12 +4,14 @@
 
 #include "layers/layer.h"
 
-/* Slots where the tokens are: maps of the rows, the rows and what comes back. */
+/* Slots where the tokens are: maps of the rows and of their probabilities, the rows and what comes back. */
 struct ep_home {
-    slot_id offset;             /* of all experts: moeplan's */
-    slot_id row, src;           /* maps that permute and unpermute use; with other ranks they lead into buffers */
+    slot_id row, src; /* of tokens, k entries each, as permute uses them; with other ranks into buffers */
+    int64_t k;
+    slot_id prob_row, prob_src; /* of the probabilities of all choices; the same maps where experts are here */
     slot_id x, dx, prob, dprob; /* sent */
     slot_id y, dy;              /* returned */
+    slot_id y_codes;            /* as it travelled; NO_SLOT: y did */
 };
 /* Slots where the experts are, sorted by expert. */
 struct ep_rows {
@@ -17,20 +19,34 @@ struct ep_rows {
 };
 struct ep {
     bool on;
-    int64_t ranks, cap, local;
-    slot_id sorted_row, sorted_src;          /* moeplan's maps, from which the buffers' are made */
-    slot_id count, rows;                     /* I32 [ranks, local], [ranks]: what leaves */
-    slot_id rcount, rrows;                   /* what arrives */
-    slot_id offset, to, from;                /* of the local experts, and between buffers and their rows */
-    slot_id rx, drx, rprob, drprob, ry, dry; /* buffers at the experts */
-    slot_id need;                            /* F64 [1], persistent: largest buffer of the step */
+    bool codes_there, codes_back; /* rows travel as FP8 codes (ops/row8): x and rx are such, ry_codes and y_codes */
+    int64_t ranks, etp;           /* that share the experts; that share each of them */
+    int64_t cap, places;          /* rows of a buffer; of the buffers for all ranks */
+    int64_t rows;                 /* places for rows at the experts */
+    int64_t per, most;            /* choices of a row that travels; buffers a token may be in */
+    int64_t group;                /* experts of each rank */
+    bool whole;                   /* this rank has them all and plays the others, too (loop) */
+    slot_id idx;                  /* I32 [T, k]: the experts of each token */
+    slot_id dest, dest_offset, dest_row, dest_src; /* their ranks, and moeplan's maps of those */
+    slot_id leave, arrive;                         /* I32 [ranks]: rows of each buffer */
+    slot_id sent, got;                             /* I32 [places, per]: choices of each row */
+    slot_id offset, to, from;                      /* of the local experts, and between buffers and their rows */
+    slot_id rx, drx, rprob, drprob, ry, dry;       /* buffers at the experts, of all ranks that share each of them */
+    slot_id ry_codes;                              /* NO_SLOT: ry itself travels */
+    slot_id dx_sum, dprob_sum, y_sum;              /* their sums over these ranks; NO_SLOT for one */
+    slot_id need, expert_need;                     /* F64 [1], persistent: largest buffer of the step, most rows */
     const struct ep_node *node;
 };
 
-/* Slots; home->row and home->src become the maps into buffers. .on is false where all experts are here. */
-struct ep ep_declare_slots(struct build *b, struct ep_home *home, int64_t experts, int64_t k, int64_t width);
-/* Where rows go; the counts travel. */
+/* Slots; home->row, home->src and those of probabilities become the maps into buffers. .on is false where all experts
+ * are here. */
+struct ep ep_declare_slots(struct build *b, struct ep_home *home, slot_id idx, int64_t experts, int64_t k,
+                           int64_t width);
+/* Where rows go; their numbers travel. */
 void ep_declare_maps(struct build *b, const struct ep *ep, const struct ep_home *home);
+/* Codes of the tokens h into the buffers, in the node n; values of what came back, in a node that reads them. */
+void ep_declare_pack(struct build *b, int n, const struct ep *ep, const struct ep_home *home, slot_id h);
+void ep_declare_unpack(struct build *b, int n, const struct ep_home *home);
 /* Slabs to the experts' ranks and into the experts' order. */
 void ep_declare_dispatch(struct build *b, const struct ep *ep, const struct ep_home *home, const struct ep_rows *rows);
 /* And back. */

@@ -192,7 +192,7 @@ void model_print_stack(const struct model *m, struct buf *out)
     struct err e = {0};
     struct model_plan_opts o = {
         .name = "whole", .mode = BUILD_TRAIN, .batch = m->cfg->train.micro_batch, .seq = m->cfg->train.seq};
-    bool part = m->mesh.pp > 1 || m->mesh.ep > 1;
+    bool part = m->mesh.pp > 1 || m->mesh.ep > 1 || m->mesh.etp > 1 || m->mesh.tp > 1;
     bool shown =
         part && model_init(&whole, m->cfg, m->dev, &e) == ST_OK && model_plan_build(&whole, &plan, &o, &e) == ST_OK;
     print_whole(shown ? &whole : m, out);

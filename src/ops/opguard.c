@@ -99,6 +99,8 @@ static const struct index_rule index_rules[] = {
     {"unpermute_bwd", "row", LOW_DROPPED, "src", 0, NULL, false},
     {"quantise", "src", LOW_DROPPED, "x", 0, "k", false},
     {"quantise", "row", LOW_DROPPED, "src", 0, NULL, false},
+    {"row8_pack", "src", LOW_DROPPED, "x", 0, "k", false},
+    {"row8_unpack", "src", LOW_DROPPED, "q", 0, "k", false},
     {"router_bwd", "idx", LOW_BOTH_SIGNS, "logits", 1, NULL, false},
     {"epsend", "offset", LOW_ZERO, "src", 0, NULL, true},
     {"epsend", "row", LOW_DROPPED, "src", 0, NULL, false},

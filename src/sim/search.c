@@ -245,8 +245,9 @@ static double stage_seconds(const struct finder *f, const struct attempt *k, con
     double stream = own * (double)c->hidden * 2, keys = tokens * (double)(2 * c->kv_heads * c->head_dim) / k->tp * 2;
     double rows = 5 * (double)f->layers / stages * machine_exchange(f->m, k->tp, 1, stream);
     double context = 2 * (double)f->attention_layers / stages * machine_exchange(f->m, k->cp, k->tp, keys);
-    double sent = 4 * (double)f->expert_layers / stages *
-                  machine_exchange(f->m, k->ep, 1, stream * (double)c->topk / k->tp) * (k->overlap ? 0.3 : 1);
+    double copies = f->expert_layers > 0 ? k->ep * tokens_on_rank(c, k->ep) : 0; /* of a token */
+    double sent = 4 * (double)f->expert_layers / stages * machine_exchange(f->m, k->ep, 1, stream * copies / k->tp) *
+                  (k->overlap ? 0.3 : 1);
     return compute + rows + context + sent;
 }
 

@@ -95,8 +95,8 @@ struct step_cost {
     const struct machine *m;
     const struct node_times *times;
     const struct trainer *t;
-    int64_t places; /* rows of all buffers of this rank, and those that an even routing fills */
-    int64_t filled;
+    int64_t places, rows;       /* places in all buffers of this rank, and for rows at its experts */
+    double filled, rows_filled; /* the share of them that an even routing fills */
     bool first_mb, last_mb; /* a run of the plan begins or ends a step: what is exchanged once per step counts then */
 };
 struct step_cost step_cost_of(const struct machine *m, const struct node_times *times, const struct trainer *t);

@@ -34,8 +34,9 @@ void machine_print(const struct machine *m, bool measured, struct buf *out)
                  m->attention_ramp);
     buf_addf(out,
              "links:     PREDICTED, %.3g GB/s out of each GPU and %.3g us to other machines, %.3g GB/s within a "
-             "machine of %d; a row travels once for each of\n"
-             "           its experts, of GPUs whole buffers (parallel.ep_capacity); even routing; computing takes %.0f "
+             "machine of %d; a row travels once to each\n"
+             "           rank that has experts of it, of GPUs whole buffers (parallel.ep_capacity); even routing; "
+             "computing takes %.0f "
              "%% longer while the link is busy;\n"
              "           no other traffic on the network; %.3g GB/s to and from host memory\n",
              m->link * 1e-9, m->link_delay * 1e6, m->inner * 1e-9, m->gpus, m->beside * 100, m->host * 1e-9);
@@ -91,27 +92,38 @@ static double unit_seconds(const struct step_cost *c, const struct node *node, c
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Slabs are planned larger than an even routing fills them. */
-static int64_t find_places(const struct graph *g)
+static const struct tensor *find_slot(const struct graph *g, const char *end)
 {
     for (int i = 0; i < g->n_slots; i++) {
         const char *dot = g->slots[i].tag != NULL ? strrchr(g->slots[i].tag, '.') : NULL;
-        if (dot != NULL && strcmp(dot, ".sent") == 0)
-            return g->slots[i].shape.dim[0];
+        if (dot != NULL && strcmp(dot + 1, end) == 0)
+            return &g->slots[i].shape;
     }
-    return 0;
+    return NULL;
+}
+
+/* Buffers, and rows at the experts, are planned larger than an even routing fills them. */
+static void find_rows(struct step_cost *c)
+{
+    const struct graph *g = &c->t->train.g;
+    const struct mesh *mesh = &c->t->model.mesh;
+    const struct config_model *m = &c->t->cfg->model;
+    const struct tensor *places = find_slot(g, "buffer_src"), *rows = find_slot(g, "got_src"),
+                        *choices = find_slot(g, "choice_row");
+    if (places == NULL || rows == NULL || choices == NULL)
+        return;
+    double tokens = (double)choices->dim[0], ranks = mesh->ep;
+    c->places = places->dim[0];
+    c->filled = tokens * ranks * tokens_on_rank(m, mesh->ep) / (double)c->places;
+    c->rows = rows->dim[0];
+    c->rows_filled = tokens * (double)m->topk * mesh->etp / (double)c->rows;
 }
 
 struct step_cost step_cost_of(const struct machine *m, const struct node_times *times, const struct trainer *t)
 {
-    const struct config *c = t->cfg;
-    return (struct step_cost){.m = m,
-                              .times = times,
-                              .t = t,
-                              .places = find_places(&t->train.g),
-                              .filled = c->train.micro_batch * c->train.seq * c->model.topk,
-                              .first_mb = true,
-                              .last_mb = true};
+    struct step_cost c = {.m = m, .times = times, .t = t, .first_mb = true, .last_mb = true};
+    find_rows(&c);
+    return c;
 }
 
 static const struct phase *phase_of(const struct plan *p, int step)
@@ -121,12 +133,22 @@ static const struct phase *phase_of(const struct plan *p, int step)
 
 static double fill_share(const struct step_cost *c, const struct plan *p, const struct phase *ph)
 {
-    if (c->places <= 0)
-        return 1;
-    for (int u = 0; u < ph->n_uses; u++)
-        if (ph->use[u].slot >= 0 && p->g->slots[ph->use[u].slot].shape.dim[0] == c->places)
-            return (double)c->filled / (double)c->places;
+    for (int u = 0; u < ph->n_uses && c->places > 0; u++) {
+        int64_t n = ph->use[u].slot >= 0 ? p->g->slots[ph->use[u].slot].shape.dim[0] : 0;
+        if (n == c->rows)
+            return c->rows_filled;
+        if (n == c->places || n == c->places * c->t->model.mesh.etp)
+            return c->filled;
+    }
     return 1;
+}
+
+/* Rows among the ranks that share experts, and of each rank's share among those that share each of them. */
+static double rows_seconds(const struct step_cost *c, double bytes)
+{
+    const struct mesh *mesh = &c->t->model.mesh;
+    return exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->ep_rank, mesh->ep, mesh->etp), bytes) +
+           exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->etp_rank, mesh->etp, 1), bytes * mesh->etp);
 }
 
 static double used_bytes(const struct plan *p, const struct phase *ph)
@@ -213,8 +235,7 @@ double step_seconds(const void *ctx, const struct plan *p, int step)
     switch (step_kind(p, step)) {
     case KIND_DISPATCH:
     case KIND_COMBINE: /* a GPU's counts are not looked at: whole buffers travel */
-        return exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->ep_rank, mesh->ep, mesh->etp),
-                                ph->bytes * (c->t->dev.kind == DEV_CUDA ? 1 : fill_share(c, p, ph)));
+        return rows_seconds(c, ph->bytes * (c->t->dev.kind == DEV_CUDA ? 1 : fill_share(c, p, ph)));
     case KIND_CUT: /* the sender's lane is busy; the receiver waits for the first byte */
         return out != backward ? message_seconds(c->m, mesh, out, ph->bytes) : c->m->link_delay;
     case KIND_REDUCE:

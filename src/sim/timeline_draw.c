@@ -195,9 +195,9 @@ static void draw_head(const struct sheet *s)
         [CFG_OVERLAP_NONE] = "no overlap", [CFG_OVERLAP_EP] = "overlap ep", [CFG_OVERLAP_DW] = "overlap dw"};
     buf_addf(s->out,
              "<text x=\"%d\" y=\"22\" style=\"font-size:15px;font-weight:600\">%s: one step of %d ranks, %.2f ms; PP%d "
-             "x VPP%d, TP%d, CP%d, DP%d, EP%d, %lld microbatches, %s%s%s</text>\n",
+             "x VPP%d, TP%d, CP%d, DP%d, EP%d, ETP%d, %lld microbatches, %s%s%s</text>\n",
              LEFT, tl->times != NULL ? "Measured computing, predicted links" : "Predicted", m->world, tl->seconds * 1e3,
-             m->pp, m->vpp, m->tp, m->cp, m->dp, m->ep, (long long)tl->rank[0].t.n_micro,
+             m->pp, m->vpp, m->tp, m->cp, m->dp, m->ep, m->etp, (long long)tl->rank[0].t.n_micro,
              overlaps[tl->cfg->parallel.overlap], tl->cfg->plan.delay_dw ? ", delayed dW" : "",
              tl->column ? "; one rank of each stage" : "");
     buf_addf(s->out,

@@ -103,7 +103,7 @@ struct row_layout {
 
 /* How tensor parallelism divides a parameter over its ranks, declared by the layer beside the shape. A dimension that
  * is split consists of sections, one after the other in memory, each of whole units; every rank takes its share of each
- * section, in the order of ranks. Experts are divided by expert parallelism in the same way. */
+ * section, in the order of ranks. Experts are divided by parallel.etp in the same way. */
 enum split_how {
     SPLIT_UNKNOWN, /* not declared: the parameter cannot be part of a model under tensor parallelism */
     SPLIT_NONE,    /* every rank holds all of it */

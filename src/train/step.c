@@ -78,14 +78,14 @@ static int run_micros(struct trainer *t, struct err *e)
 
 /* ---- buffers between ranks that were too small ----------------------------------------------- */
 
-/* Rows the fullest buffer of this rank wanted when the train or eval plan ran last, and those it has. */
-static int buffer_rows(struct trainer *t, bool eval, double *wanted, double *room, struct err *e)
+/* Rows of one kind that this rank wanted when the train or eval plan ran last, and those it has room for. */
+static int wanted_rows(struct trainer *t, bool eval, enum room_kind kind, double *wanted, double *room, struct err *e)
 {
     *wanted = *room = 0;
     for (int k = 0; k < t->model.metrics.n; k++) {
         const struct metric *m = &t->model.metrics.m[k];
         double value = 0;
-        if (m->room <= 0 || m->eval != eval)
+        if (m->room <= 0 || m->eval != eval || m->room_kind != kind)
             continue;
         TRY(model_read_state(&t->model, m->offset, &value, sizeof value, e));
         *wanted = value > *wanted ? value : *wanted;
@@ -94,33 +94,46 @@ static int buffer_rows(struct trainer *t, bool eval, double *wanted, double *roo
     return ST_OK;
 }
 
-/* Did every row find a place in what has just run? If not, all ranks plan again with as much room as the fullest buffer
- * needs and a quarter more, and what ran is to be run again; before that nothing may be updated or reported. */
-static int buffers_fit(struct trainer *t, bool eval, int tries, bool *fit, struct err *e)
+/* Did every row of this kind find a place in what has just run? If not, `rows` of the mesh become as many as the
+ * fullest rank needs and a quarter more. */
+static int rows_fit(struct trainer *t, bool eval, enum room_kind kind, bool *fit, struct err *e)
 {
-    enum { MOST_TRIES = 8 };
-    const struct mesh *mesh = &t->model.mesh;
-    bool limited = (mesh->ep > 1 || mesh->ep_nodes) && t->cfg->parallel.ep_capacity > 0;
-    double wanted = 0, room = 0;
-    *fit = true;
-    if (!limited)
-        return ST_OK;
-    TRY(buffer_rows(t, eval, &wanted, &room, e));
+    static const char *const what[] = {
+        [ROOM_BUFFER] = "rows for another; buffers grow", [ROOM_EXPERTS] = "rows for its experts; their buffers grow"};
+    int64_t *const rows[] = {[ROOM_BUFFER] = &t->model.mesh.ep_rows, [ROOM_EXPERTS] = &t->model.mesh.ep_expert_rows};
+    double wanted, room;
+    TRY(wanted_rows(t, eval, kind, &wanted, &room, e));
     wanted = wanted > room ? wanted : 0;
     TRY(ranks_largest(t, "fullest buffer", &wanted, e));
     if (wanted == 0)
         return ST_OK;
+    *fit = false;
+    *rows[kind] = (int64_t)ceil(wanted * 1.25);
+    if (t->log != NULL)
+        log_event(t->log, LOG_NOTE, t->step, "step %lld: a rank had %.0f %s to %lld, the %s is repeated",
+                  (long long)t->step + !eval, wanted, what[kind], (long long)*rows[kind],
+                  eval ? "batch of the evaluation" : "step");
+    return ST_OK;
+}
+
+/* If not every row found a place, all ranks plan again with more room, and what ran is to be run again; before that
+ * nothing may be updated or reported. */
+static int buffers_fit(struct trainer *t, bool eval, int tries, bool *fit, struct err *e)
+{
+    enum { MOST_TRIES = 8 };
+    const struct mesh *mesh = &t->model.mesh;
+    bool limited = (mesh->ep > 1 || mesh->etp > 1 || mesh->ep_nodes) && t->cfg->parallel.ep_capacity > 0;
+    *fit = true;
+    if (!limited)
+        return ST_OK;
+    TRY(rows_fit(t, eval, ROOM_BUFFER, fit, e));
+    TRY(rows_fit(t, eval, ROOM_EXPERTS, fit, e));
+    if (*fit)
+        return ST_OK;
     if (tries >= MOST_TRIES)
         return err_set(e, ST_INTERNAL, "buffers between ranks grew %d times in one step and are still too small",
                        MOST_TRIES);
-    *fit = false;
-    t->model.mesh.ep_rows = (int64_t)ceil(wanted * 1.25);
     t->replayed++;
-    if (t->log != NULL)
-        log_event(t->log, LOG_NOTE, t->step,
-                  "step %lld: a rank had %.0f rows for another; buffers grow to %lld, the %s is repeated",
-                  (long long)t->step + !eval, wanted, (long long)t->model.mesh.ep_rows,
-                  eval ? "batch of the evaluation" : "step");
     return trainer_replan(t, e);
 }
 

@@ -16,13 +16,14 @@ struct verify_case {
     int cp, tp, etp;     /* 0 counts as 1 */
 };
 static inline int verify_tp(const struct verify_case *v) { return v->tp > 0 ? v->tp : 1; }
+static inline int verify_etp(const struct verify_case *v) { return v->etp > 0 ? v->etp : 1; }
 static inline int verify_cp(const struct verify_case *v) { return v->cp > 0 ? v->cp : 1; }
 /* All variants; those that need experts do not apply to models without. */
 const struct verify_case *verify_cases(int *n);
 
-/* Combinations of stages, virtual stages, expert parallelism, copies, parallel.zero, overlap, delayed weight gradients
- * and recompute on up to eight ranks: so many that every legal pair of their values is among them, or all that are
- * legal. */
+/* Combinations of stages, virtual stages, tensor, context, expert and expert tensor parallelism, copies, parallel.zero,
+ * overlap, delayed weight gradients and recompute on up to eight ranks: so many that every legal pair of their values
+ * is among them, or all that are legal. */
 struct verify_list {
     struct verify_case *list;
     int n;

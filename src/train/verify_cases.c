@@ -66,6 +66,15 @@ static const struct verify_case cases[] = {
     {"TP2 x EP4, ranks of two microbatches", 4, 1, 1, 4, .options = "", .tp = 2},
     {"TP4 x EP2", 4, 1, 1, 2, .options = "", .tp = 4},
     {"TP2 x PP2 x VPP2 x EP2, overlap", 4, 2, 2, 2, .options = "parallel.overlap=ep", .tp = 2},
+    {"ETP2", 2, 1, 1, 1, .options = "", .etp = 2},
+    {"ETP2 x EP2", 4, 1, 1, 2, .options = "", .etp = 2},
+    {"ETP2 x EP2, buffers that overflow", 4, 1, 1, 2, .options = "parallel.ep_capacity=0.3", .etp = 2},
+    {"ETP4, zero 3, recomputed, lanes in random order, poisoned", 4, 1, 1, 1,
+     .options = "parallel.zero=3 plan.recompute=full plan.random_lanes=3 plan.poison=on", .etp = 4},
+    {"ETP2 x 2 copies, zero 2", 4, 1, 1, 1, .options = "parallel.zero=2", .etp = 2},
+    {"TP4 x ETP2 x EP2", 4, 1, 1, 2, .options = "", .tp = 4, .etp = 2},
+    {"TP2 x ETP4", 4, 1, 1, 1, .options = "", .tp = 2, .etp = 4},
+    {"PP2 x VPP2 x ETP2 x EP2, overlap", 8, 2, 2, 2, .options = "parallel.overlap=ep", .etp = 2},
     {"TP2 x CP2", 4, 1, 1, 1, .options = "", .tp = 2, .cp = 2},
     {"TP2 x CP2 x EP4, zero 2", 8, 1, 1, 4, .options = "parallel.zero=2", .tp = 2, .cp = 2},
 };
@@ -94,32 +103,32 @@ bool verify_applies(const struct config *small, const struct verify_case *varian
 {
     bool experts, parts;
     traits(small, &experts, &parts);
-    return (experts || variant->ep == 1) && (parts || verify_cp(variant) == 1);
+    return (experts || (variant->ep == 1 && verify_etp(variant) == 1)) && (parts || verify_cp(variant) == 1);
 }
 
 /* ---- combinations ---------------------------------------------------------------------------- */
 
-enum factor { PP, CP, TP, VPP, EP, COPIES, ZERO, OVERLAP, DELAY, RECOMPUTE, FACTORS };
+enum factor { PP, CP, TP, VPP, EP, ETP, COPIES, ZERO, OVERLAP, DELAY, RECOMPUTE, FACTORS };
 enum { MOST_RANKS = 8, MOST_VALUES = 4 };
 struct combination {
     int value[FACTORS]; /* index into values[] */
 };
-static const int n_values[FACTORS] = {[PP] = 3,     [CP] = 3,   [TP] = 2,      [VPP] = 2,   [EP] = 3,
+static const int n_values[FACTORS] = {[PP] = 3,     [CP] = 3,   [TP] = 2,      [VPP] = 2,   [EP] = 3,       [ETP] = 2,
                                       [COPIES] = 4, [ZERO] = 4, [OVERLAP] = 3, [DELAY] = 2, [RECOMPUTE] = 2};
 static const int numbers[FACTORS][MOST_VALUES] = {
-    [PP] = {1, 2, 4}, [CP] = {1, 2, 4},        [TP] = {1, 2},        [VPP] = {1, 2},
-    [EP] = {1, 2, 4}, [COPIES] = {1, 2, 4, 8}, [ZERO] = {0, 1, 2, 3}};
+    [PP] = {1, 2, 4}, [CP] = {1, 2, 4}, [TP] = {1, 2},           [VPP] = {1, 2},
+    [EP] = {1, 2, 4}, [ETP] = {1, 2},   [COPIES] = {1, 2, 4, 8}, [ZERO] = {0, 1, 2, 3}};
 static const char *const overlaps[] = {"none", "ep", "dw"};
 
 static int number(const struct combination *c, enum factor f) { return numbers[f][c->value[f]]; }
 /* Ranks of a stage; those of them that share a microbatch. */
-static int stage_of(const struct combination *c) { return number(c, EP) * number(c, COPIES); }
+static int stage_of(const struct combination *c) { return number(c, EP) * number(c, ETP) * number(c, COPIES); }
 static int inner_of(const struct combination *c) { return number(c, CP) * number(c, TP); }
 
 /* What rules or schedules refuse, and what would be another combination under a second name. */
 static bool legal(const struct combination *c, bool experts, bool parts)
 {
-    int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), stage = stage_of(c);
+    int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP) * number(c, ETP), stage = stage_of(c);
     if (pp * stage > MOST_RANKS || (ep > 1 && !experts) || pp * vpp > 4 || stage % inner_of(c) != 0 ||
         (number(c, CP) > 1 && !parts))
         return false;
@@ -145,11 +154,14 @@ static bool next(struct combination *c)
 static int name_case(struct verify_list *l, const struct combination *c, struct verify_case *out, struct err *e)
 {
     struct buf name, options;
-    int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), copies = number(c, COPIES), tp = number(c, TP);
+    int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), copies = number(c, COPIES), tp = number(c, TP),
+        etp = number(c, ETP);
     buf_init(&name, 0);
     buf_init(&options, 0);
     if (tp > 1)
         buf_addf(&name, "TP%d over ", tp);
+    if (etp > 1)
+        buf_addf(&name, "ETP%d x ", etp);
     buf_addf(&name, "PP%d x VPP%d x CP%d x EP%d x %d, zero %d", pp, vpp, number(c, CP), ep, copies, number(c, ZERO));
     buf_addf(&name, "%s%s%s%s", c->value[OVERLAP] ? ", overlap " : "",
              c->value[OVERLAP] ? overlaps[c->value[OVERLAP]] : "", c->value[DELAY] ? ", delayed" : "",
@@ -159,8 +171,8 @@ static int name_case(struct verify_list *l, const struct combination *c, struct 
     int st = buf_check(&name, e);
     if (st == ST_OK)
         st = buf_check(&options, e);
-    *out =
-        (struct verify_case){.ranks = pp * ep * copies, .pp = pp, .vpp = vpp, .ep = ep, .cp = number(c, CP), .tp = tp};
+    *out = (struct verify_case){
+        .ranks = pp * etp * ep * copies, .pp = pp, .vpp = vpp, .ep = ep, .cp = number(c, CP), .tp = tp, .etp = etp};
     if (st == ST_OK) {
         out->name = arena_strdup(&l->text, name.text);
         out->options = arena_strdup(&l->text, options.text);

@@ -54,9 +54,18 @@ for dev in ref cpu; do
     tensors "$dir/in" offset I32 3 "$(i32 0 2 4)" row I32 2,2 "$(i32 0 1 2 3)" src I32 4 "$(i32 0 1 2 50)"
     ok "$dev: epsend with a choice that is not there" fails 1 "src[3] is 50" call epsend ranks=2 cap=4
     ok "$dev: epsend with buffers of 1e18 rows" fails 1 "attribute cap" call epsend ranks=2 cap=1e18
-    tensors "$dir/in" count I32 2,2 "$(i32 1 1 1 1)"
-    ok "$dev: eprecv" runs call eprecv cap=4
-    ok "$dev: eprecv with buffers of 1e300 rows" fails 1 "attribute cap" call eprecv cap=1e300
+    tensors "$dir/in" idx I32 2,2 "$(i32 0 3 1 -1)"
+    ok "$dev: epdest" runs call epdest ranks=2 local=2 most=2
+    ok "$dev: epdest with an expert that is not there" fails 1 "choice 1 is expert 3 of 2" call epdest ranks=2 local=1 most=2
+    ok "$dev: epdest with 1e300 ranks for a token" fails 1 "attribute most" call epdest ranks=2 local=2 most=1e300
+    tensors "$dir/in" idx I32 2,2 "$(i32 0 3 1 -1)" to I32 2,2 "$(i32 0 2 1 -1)" from I32 4 "$(i32 0 2 1 -1)"
+    ok "$dev: epchoices" runs call epchoices ranks=2 local=2 per=2
+    ok "$dev: epchoices with 1e18 choices of a row" fails 1 "attribute per" call epchoices ranks=2 local=2 per=1e18
+    ok "$dev: epchoices with 0 experts on a rank" fails 1 "0 experts" call epchoices ranks=2 local=0 per=2
+    tensors "$dir/in" idx I32 2,2 "$(i32 0 3 1 -1)" to I32 2,2 "$(i32 0 2 9 -1)" from I32 4 "$(i32 0 2 1 -1)"
+    ok "$dev: epchoices with a place that is not there" fails 1 "to[2] is 9" call epchoices ranks=2 local=2 per=2
+    tensors "$dir/in" x F32 2,2 "$x" src I32 2 "$(i32 1 5)"
+    ok "$dev: row8_pack with a row that is not there" fails 1 "src[1] is 5" call row8_pack
     tensors "$dir/in" x F32 2,2 "$x" src I32 4 "$(i32 0 1 2 3)"
     ok "$dev: permute with 1e19 choices" fails 1 "attribute k" call permute k=1e19
     tensors "$dir/in" x F32 0,1099511627776 "" src I32 0 ""

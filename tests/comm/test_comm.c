@@ -457,6 +457,9 @@ static void meshes_have_their_groups(void **state)
     c.sizes = (struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 2, .etp = 4};
     assert_fails(run_ranks(4, &c, &e), ST_USAGE, &e, "parallel.etp = 4");
     struct mesh m;
+    assert_fails(mesh_place(&m, &c.sizes, 4, 0, &e), ST_USAGE, &e, "parallel.ep = 2 and parallel.etp = 2");
+    c.sizes = (struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 3, .etp = 2};
+    assert_fails(mesh_place(&m, &c.sizes, 8, 0, &e), ST_USAGE, &e, "a multiple of 6 ranks");
     assert_fails(mesh_place(&m, &(struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 1}, 4, 4, &e), ST_USAGE, &e,
                  "rank 4 of a world of 4");
 }

@@ -103,6 +103,7 @@ static const struct usual usual[] = {
     SETS("--tensor-model-parallel-size 2", "parallel.tp", "2"),
     SETS("--context-parallel-size 2", "parallel.cp", "2"),
     SETS("--expert-tensor-parallel-size 2", "parallel.etp", "2"),
+    SETS("--moe-dispatch-fwd-dtype mxfp8", "parallel.ep_fp8", "dispatch"),
     SETS("--pipeline-model-parallel-size 2", "parallel.pp", "2"),
     SETS("--num-virtual-stages-per-pipeline-rank 2", "parallel.vpp", "2"),
     SETS("--decoder-first-pipeline-num-layers 3 --hybrid-layer-pattern M-M*", "parallel.first_layers", "3"),

@@ -180,7 +180,8 @@ static void partial_gradients_are_of_the_class_the_layer_has(void **state)
         {"2.mixer.norm.weight", SPLIT_DIM, GRAD_COMPLETE, 0},
         {"3.self_attention.out_norm.weight", SPLIT_NONE, GRAD_OVER_HEADS, 0},
         {"4.mlp.router.weight", SPLIT_NONE, GRAD_OVER_TOKENS, 0},
-        {"4.mlp.experts.linear_fc1.weight", SPLIT_DIM, GRAD_OVER_TOKENS, 0},
+        {"4.mlp.experts.linear_fc1.weight", SPLIT_DIM, GRAD_OVER_TOKENS, 1},
+        {"4.mlp.experts.linear_fc2.weight", SPLIT_DIM, GRAD_OVER_TOKENS, 2},
     };
     struct tiny t;
     tiny_open(&t, SIZES "model.pattern=*-MGE", DEV_CPU, 1);

@@ -61,22 +61,24 @@ static void sums_differences_and_quotients(void **state)
     assert_fails(ssd_fwd_check(&s, &e), ST_INVALID, &e, "expected F32 [1, 3, 2, 4, 5]");
 }
 
-/* offset is ranks*local+1: neither is known before count, which stands behind it. */
-static void sizes_are_learnt_from_later_fields(void **state)
+/* offset is ranks+1, so ranks are known from it, for rows, which stands behind; from is ranks*cap, whatever cap is. */
+static void sizes_are_learnt_from_sums_and_products(void **state)
 {
     (void)state;
     struct err e = {0};
-    struct epsend_args a = {.offset = t1(DT_I32, 7),
+    struct epsend_args a = {.offset = t1(DT_I32, 3),
                             .row = t2(DT_I32, 4, 2),
                             .src = t1(DT_I32, 8),
                             .to = t2(DT_I32, 4, 2),
                             .from = t1(DT_I32, 10),
-                            .count = t2(DT_I32, 2, 3),
                             .rows = t1(DT_I32, 2),
                             .need = t1(DT_F64, 1)};
     assert_ok(epsend_check(&a, &e), &e);
     a.offset = t1(DT_I32, 6);
-    assert_fails(epsend_check(&a, &e), ST_INVALID, &e, "tensor offset is I32 [6], expected I32 [7]");
+    assert_fails(epsend_check(&a, &e), ST_INVALID, &e, "tensor rows is I32 [2], expected I32 [5]");
+    a.offset = t1(DT_I32, 3);
+    a.from = t1(DT_I32, 11);
+    assert_fails(epsend_check(&a, &e), ST_INVALID, &e, "11");
 }
 
 static void alternatives_presence_and_contiguity(void **state)
@@ -124,7 +126,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(leading_dimensions_and_their_product),
         cmocka_unit_test(sums_differences_and_quotients),
-        cmocka_unit_test(sizes_are_learnt_from_later_fields),
+        cmocka_unit_test(sizes_are_learnt_from_sums_and_products),
         cmocka_unit_test(alternatives_presence_and_contiguity),
         cmocka_unit_test(outputs_are_inferred),
     };

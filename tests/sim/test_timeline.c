@@ -149,7 +149,8 @@ static void one_rank_takes_the_sum_of_its_nodes(void **state)
     close_timeline(&tl, &c);
 }
 
-/* Rows of an all-to-all: tokens * k * width * 4 bytes, of which the other rank's half leaves at the link's rate. */
+/* Rows of an all-to-all: a token is one row of 4 * width bytes for each rank with experts of it, 5 of 6 tokens where
+ * two of four are chosen. The other rank's half leaves at the link's rate. */
 static void a_dispatch_takes_what_the_link_needs(void **state)
 {
     struct machine m = slow_machine();
@@ -159,9 +160,11 @@ static void a_dispatch_takes_what_the_link_needs(void **state)
     open_timeline(&tl, &c,
                   MODEL "model.pattern=*E parallel.ranks=2 parallel.ep=2 train.global_batch=4 parallel.ep_capacity=2",
                   &m);
-    /* a probability travels with each row */
-    double rows = 8 * 2, bytes = rows * (16 + 1) * 4, one = m.link_delay + bytes / 2 / m.inner;
-    double want = 2 /* microbatches */ * 2 /* there and the gradients back */ * one;
+    /* two choices travel with each row, and two probabilities; back the gradients of the latter */
+    double rows = 8 * 2 * 5.0 / 6, there = rows * (16 + 2 + 2) * 4, back = rows * (16 + 2) * 4, bytes;
+    double want = 2 /* microbatches */ * (2 * m.link_delay + (there + back) / 2 / m.inner);
+    assert_int_equal(c.model.experts, 4);
+    assert_int_equal(c.model.topk, 2);
     assert_true(fabs(tl.rank[0].moved[KIND_DISPATCH] - want) < 1e-6 * want);
     bytes = rows * 16 * 4;
     want = 2 * 2 * (m.link_delay + bytes / 2 / m.inner);

@@ -3,8 +3,8 @@
  * thread. */
 #include "run.h"
 
-enum { GROUPS = 6, MOST_RANKS = 8 };
-static const char *const group_names[GROUPS] = {"all", "dp", "ep", "edp", "pp", "ends"};
+enum { GROUPS = 7, MOST_RANKS = 8 };
+static const char *const group_names[GROUPS] = {"all", "dp", "ep", "edp", "pp", "ends", "etp"};
 
 struct job {
     const struct config *cfg;
@@ -13,7 +13,8 @@ struct job {
 
 static void read_calls(const struct mesh *m, int64_t *calls)
 {
-    struct comm *const groups[GROUPS] = {m->all, m->dp_comm, m->ep_comm, m->edp_comm, m->pp_comm, m->ends_comm};
+    struct comm *const groups[GROUPS] = {m->all,     m->dp_comm,   m->ep_comm, m->edp_comm,
+                                         m->pp_comm, m->ends_comm, m->etp_comm};
     for (int g = 0; g < GROUPS; g++)
         calls[g] = groups[g] != NULL ? comm_stats(groups[g]).calls : 0;
 }
@@ -55,21 +56,22 @@ struct case_of {
     int reduces, gathers; /* exchanges of a unit's gradients and weights in a step */
     int ends;             /* weights that both ends hold */
     bool small;           /* messages are small, so there are more of them */
+    int etp;
 };
 
 #define MODEL                                                                                                          \
     "model.tied=off model.experts=4 model.topk=2 model.expert_ffn=12 train.micro_batch=1 train.global_batch=8 "        \
     "train.seq=8 run.dir= "
 static const struct case_of cases[] = {
-    {MODEL "model.pattern=*E*E", 2, 1, 1, 1, {2, 2}, {4, 4}, 1, 1, 0, false},
-    {MODEL "model.pattern=*E*E parallel.bucket_mb=0.002", 4, 1, 1, 1, {2, 2}, {4, 4}, 1, 1, 0, true},
+    {MODEL "model.pattern=*E*E", 2, 1, 1, 1, {2, 2}, {4, 4}, 1, 1, 0, false, 1},
+    {MODEL "model.pattern=*E*E parallel.bucket_mb=0.002", 4, 1, 1, 1, {2, 2}, {4, 4}, 1, 1, 0, true, 1},
     /* sums to all: as many */
-    {MODEL "model.pattern=*E*E parallel.zero=off", 2, 1, 1, 1, {2, 2}, {4, 4}, 2, 0, 0, false},
+    {MODEL "model.pattern=*E*E parallel.zero=off", 2, 1, 1, 1, {2, 2}, {4, 4}, 2, 0, 0, false, 1},
     /* after each of four microbatches */
-    {MODEL "model.pattern=*E*E parallel.zero=2", 2, 1, 1, 1, {2, 2}, {4, 4}, 4, 1, 0, false},
-    {MODEL "model.pattern=[*E][*E] parallel.zero=2", 4, 1, 1, 1, {2, 2}, {2, 2}, 2, 1, 0, false},
-    {MODEL "model.pattern=*E*E parallel.ep=2", 2, 1, 1, 2, {2, 2}, {4, 4}, 1, 1, 0, false},
-    {MODEL "model.pattern=*E*E parallel.ep=2 parallel.overlap=ep", 2, 1, 1, 2, {2, 2}, {4, 4}, 1, 1, 0, false},
+    {MODEL "model.pattern=*E*E parallel.zero=2", 2, 1, 1, 1, {2, 2}, {4, 4}, 4, 1, 0, false, 1},
+    {MODEL "model.pattern=[*E][*E] parallel.zero=2", 4, 1, 1, 1, {2, 2}, {2, 2}, 2, 1, 0, false, 1},
+    {MODEL "model.pattern=*E*E parallel.ep=2", 2, 1, 1, 2, {2, 2}, {4, 4}, 1, 1, 0, false, 1},
+    {MODEL "model.pattern=*E*E parallel.ep=2 parallel.overlap=ep", 2, 1, 1, 2, {2, 2}, {4, 4}, 1, 1, 0, false, 1},
     {MODEL "model.pattern=*E*E parallel.ep=2 parallel.overlap=ep plan.delay_dw=on",
      4,
      1,
@@ -80,7 +82,8 @@ static const struct case_of cases[] = {
      1,
      1,
      0,
-     false},
+     false,
+     1},
     {MODEL "model.pattern=*E*E parallel.ep=2 parallel.zero=2 parallel.overlap=ep",
      4,
      1,
@@ -91,9 +94,12 @@ static const struct case_of cases[] = {
      2,
      1,
      0,
-     false},
-    {MODEL "model.pattern=*E*-|*E parallel.pp=2", 2, 2, 1, 1, {1, 1}, {4, 2}, 1, 1, 0, false},
-    {MODEL "model.pattern=*E*-|*E*E parallel.pp=2 parallel.ep=2", 4, 2, 1, 2, {1, 2}, {4, 4}, 1, 1, 0, false},
+     false,
+     1},
+    {MODEL "model.pattern=*E*E parallel.ep=2 parallel.etp=2", 4, 1, 1, 2, {2, 2}, {4, 4}, 1, 1, 0, false, 2},
+    {MODEL "model.pattern=*E*E parallel.etp=2", 4, 1, 1, 1, {2, 2}, {4, 4}, 1, 1, 0, false, 2},
+    {MODEL "model.pattern=*E*-|*E parallel.pp=2", 2, 2, 1, 1, {1, 1}, {4, 2}, 1, 1, 0, false, 1},
+    {MODEL "model.pattern=*E*-|*E*E parallel.pp=2 parallel.ep=2", 4, 2, 1, 2, {1, 2}, {4, 4}, 1, 1, 0, false, 1},
     {MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 parallel.ep=2 parallel.overlap=ep",
      4,
      2,
@@ -104,14 +110,15 @@ static const struct case_of cases[] = {
      1,
      1,
      0,
-     false},
-    {MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 model.tied=on", 2, 2, 2, 1, {1, 2}, {4, 4}, 1, 1, 1, false},
+     false,
+     1},
+    {MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 model.tied=on", 2, 2, 2, 1, {1, 2}, {4, 4}, 1, 1, 1, false, 1},
 };
 
 /* Units: the embedding, each layer or group, the head; experts of each apart. */
 static void expected(const struct case_of *k, int rank, int64_t *want)
 {
-    int dp = k->ranks / k->pp, edp = dp / k->ep, stage = rank / dp, mb = 8 / dp;
+    int etp = k->etp, dp = k->ranks / k->pp, edp = dp / k->ep / etp, stage = rank / dp, mb = 8 / dp;
     int borders = 0, units = k->layers[stage] + (k->pp == 1 ? 2 : 1);
     for (int v = 0; v < k->vpp; v++) {
         int segment = v * k->pp + stage;
@@ -119,8 +126,9 @@ static void expected(const struct case_of *k, int rank, int64_t *want)
     }
     want[0] = 3; /* labels, of which every rank hears; norms, losses */
     want[1] = dp > 1 ? units * (k->reduces + k->gathers) : 0;
-    /* counts; rows and probabilities there, rows back; and the gradients of each */
-    want[2] = k->ep > 1 ? (int64_t)7 * k->moe[stage] * mb : 0;
+    /* the numbers of rows; rows, probabilities and choices there, rows back; and the gradients of the latter two */
+    want[2] = k->ep > 1 || etp > 1 ? (int64_t)5 * k->moe[stage] * mb : 0;
+    want[6] = etp > 1 ? (int64_t)4 * k->moe[stage] * mb : 0; /* beside each of the last four */
     want[3] = edp > 1 ? k->moe[stage] * (k->reduces + k->gathers) : 0;
     want[4] = k->pp > 1 ? (int64_t)2 * borders * mb : 0; /* streams and gradients */
     want[5] = k->ends;

@@ -44,6 +44,7 @@ static const struct mesh_case expert_meshes[] = {
 static const struct mesh_case row_meshes[] = {
     {"one", 1, ""},
     {"tp2 ep4 zero 3", 4, "parallel.tp=2 parallel.ep=4 parallel.zero=3"},
+    {"etp2 ep2 zero 2", 4, "parallel.etp=2 parallel.ep=2 parallel.zero=2"},
 };
 /* Embedding and head share a weight, which both ends of a pipeline hold, as do depths of prediction. */
 static const struct mesh_case deep_meshes[] = {

@@ -235,6 +235,7 @@ static const struct row rows[] = {
     {"gpu.index", "1", ""},
     {"gpu.sms", "10", ""},
     {"parallel.ep_capacity", "2", ""},
+    {"parallel.ep_fp8", "dispatch", ""},
     {"parallel.pp_group", "2", ""},
     {"parallel.first_layers", "2", ""},
     {"parallel.last_layers", "2", ""},
@@ -554,6 +555,7 @@ static void refusals_name_the_layer_and_the_option(void **state)
         {"model.no_rope_freq=2", "model.no_rope_freq = 2"},
         {"model.rope=none", "latent attention (+) has rotary channels"},
         {"parallel.ep=2", "no layer of model.pattern has experts"},
+        {"parallel.etp=2", "no layer of model.pattern has experts"},
     };
     for (int i = 0; i < countof(cases); i++) {
         struct config c;

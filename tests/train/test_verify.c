@@ -370,6 +370,33 @@ static void input_gradient_is_not_summed(struct trainer *t)
     fail_msg("attention gathers nothing");
 }
 
+/* Of ranks that share each expert, one has the rows of its own tokens only. */
+static int keep_own_rows(const struct step_ctx *c)
+{
+    enum { Y = 5 }; /* what arrives */
+    const struct mesh *m = &before.m->mesh;
+    int64_t part = tensor_bytes(&c->t[Y]) / m->etp;
+    TRY(before.fn(c));
+    for (int r = 0; r < m->etp; r++)
+        if (r != m->etp_rank)
+            memset((char *)c->t[Y].data + r * part, 0, (size_t)part);
+    return ST_OK;
+}
+static void rows_are_not_gathered_over_etp(struct trainer *t)
+{
+    before.m = &t->model;
+    replace(&t->train.g, "1.moe.dispatch", keep_own_rows);
+}
+
+/* Slices of experts are taken for copies. */
+static void slices_are_reduced_as_copies(struct trainer *t)
+{
+    struct mesh *m = &t->model.mesh;
+    struct comm *slices = m->etp_comm;
+    m->etp_comm = m->edp_comm;
+    m->edp_comm = slices;
+}
+
 /* Loads of routers are those of a rank's own rows. */
 static void batch_load_is_not_summed(struct trainer *t) { replace(&t->train.g, "1.moe.sequence_sum", do_nothing); }
 
@@ -391,6 +418,10 @@ static void mistakes_of_other_programs_are_found(void **state)
         {"router_loss_of_own_rows_only", "*E*E", "TP2", "", batch_load_is_not_summed},
         /* NVIDIA/Megatron-LM 5916 with EP > 1 and TP > 1 */
         {"expert_norm_left_out_under_tp", "*E*E", "TP2 x EP2", "", leave_experts_out_of_the_norm},
+        {"expert_norm_left_out_under_etp", "*E*E", "ETP2", "", leave_experts_out_of_the_norm},
+        {"rows_not_gathered_over_etp", "*E*E", "ETP2 x EP2", "", rows_are_not_gathered_over_etp},
+        /* the same: gradients of experts are mixed with EP = 1 and ETP != TP */
+        {"slices_of_experts_taken_for_copies", "*E*E", "ETP2 x 2 copies, zero 2", "", slices_are_reduced_as_copies},
         {"layer_output_not_summed_over_tp", "*-*-", "TP2", "", rows_are_not_summed},
         {"input_gradient_not_summed_over_tp", "*-*-", "TP2", "", input_gradient_is_not_summed},
         /* NVIDIA/Megatron-LM 5916: the norm, and with it clipping, leaves out experts with EP > 1 */

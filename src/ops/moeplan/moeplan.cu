@@ -20,7 +20,7 @@ int64_t moeplan_work_cuda(const struct moeplan_args *a)
 
 struct choices {
     const int32_t *idx;
-    int n, experts, per_warp;
+    int n, experts, per_warp, rows; /* rows: places for them */
 };
 
 /* Expert of choice i; -1: dropped, or not an expert at all. */
@@ -117,8 +117,8 @@ __device__ __forceinline__ void add_blocks(const struct choices &c, const int32_
 }
 
 /* Shared: total [E + 1], start [E], counts by warp [WARPS][E]. */
-__global__ void __launch_bounds__(THREADS)
-    place_choices(struct choices c, const int32_t *hist, int32_t *offset, int32_t *row, int32_t *src)
+__global__ void __launch_bounds__(THREADS) place_choices(struct choices c, const int32_t *hist, int32_t *offset,
+                                                         int32_t *row, int32_t *src, double *need, bool acc)
 {
     DYNAMIC_SHARED(int, shared, 4);
     int *total = shared, *start = total + c.experts + 1, *by_warp = start + c.experts;
@@ -140,17 +140,21 @@ __global__ void __launch_bounds__(THREADS)
             at += count;
         }
         if (blockIdx.x == 0)
-            offset[e] = total[e];
+            offset[e] = min(total[e], c.rows);
     }
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        offset[c.experts] = total[c.experts];
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        offset[c.experts] = min(total[c.experts], c.rows);
+        if (need != NULL)
+            *need = acc ? fmax(*need, (double)total[c.experts]) : (double)total[c.experts];
+    }
     __syncthreads();
     walk(c, mine, [&](int64_t i, int e, int at) {
-        row[i] = e < 0 ? -1 : at;
-        if (e >= 0)
+        bool placed = e >= 0 && at < c.rows;
+        row[i] = placed ? at : -1;
+        if (placed)
             src[at] = (int32_t)i;
     });
-    for (int64_t r = total[c.experts] + (int64_t)blockIdx.x * THREADS + threadIdx.x; r < c.n;
+    for (int64_t r = total[c.experts] + (int64_t)blockIdx.x * THREADS + threadIdx.x; r < c.rows;
          r += (int64_t)gridDim.x * THREADS)
         src[r] = -1;
 }
@@ -164,17 +168,21 @@ extern "C" int moeplan_cuda(struct lane *l, const struct moeplan_args *a)
         return err_set(l->err, ST_INVALID, "moeplan: %lld experts; a GPU sorts among at most %d", (long long)experts,
                        MAX_E);
     int32_t *offset = (int32_t *)a->offset.data;
+    double *need = (double *)a->need.data;
+    if (n == 0 && need != NULL && !a->acc_need)
+        TRY(cuda_status(l->err, (int)cudaMemsetAsync(need, 0, sizeof *need, stream_of(l)), "cudaMemsetAsync(need)"));
     if (n == 0)
         return cuda_status(l->err,
                            (int)cudaMemsetAsync(offset, 0, (size_t)(experts + 1) * sizeof *offset, stream_of(l)),
                            "cudaMemsetAsync(offset)");
-    struct choices c = {(const int32_t *)a->idx.data, (int)n, (int)experts, (int)per_warp(n)};
+    struct choices c = {(const int32_t *)a->idx.data, (int)n, (int)experts, (int)per_warp(n), (int)a->src.dim[0]};
     int32_t *hist = (int32_t *)a->work.data;
     unsigned blocks = (unsigned)blocks_for(n);
     size_t shared = ((WARPS + 2) * (size_t)experts + 1) * sizeof(int);
     if (shared > 48 * 1024)
         NEEDS_SMEM(l, place_choices, shared);
     LAUNCH(l, count_choices, blocks, THREADS, (size_t)experts * sizeof(int), c, hist);
-    LAUNCH(l, place_choices, blocks, THREADS, shared, c, hist, offset, (int32_t *)a->row.data, (int32_t *)a->src.data);
+    LAUNCH(l, place_choices, blocks, THREADS, shared, c, hist, offset, (int32_t *)a->row.data, (int32_t *)a->src.data,
+           need, a->acc_need);
     return ST_OK;
 }

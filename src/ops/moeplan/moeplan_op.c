@@ -9,6 +9,9 @@ int moeplan_check(const struct moeplan_args *a, struct err *e)
     if (a->offset.dim[0] < 2 || tensor_elems(&a->idx) > INT32_MAX)
         return err_set(e, ST_INVALID, "moeplan: %lld choices among %lld experts", (long long)tensor_elems(&a->idx),
                        (long long)a->offset.dim[0] - 1);
+    if (a->cut < 0 || (a->cut > 0 && !present(&a->need)))
+        return err_set(e, ST_INVALID, "moeplan: cut is %lld%s", (long long)a->cut,
+                       a->cut < 0 ? ", expected 0 or more" : " without need, which tells whether rows were left out");
     return ST_OK;
 }
 
@@ -37,6 +40,11 @@ static const struct op_sample samples[] = {{"rows=9 k=2"},
                                            {"rows=3 k=2 experts=64"},
                                            {"rows=1025 k=1 experts=300"},
                                            {"rows=4100 k=8 experts=64 dropped=1"},
+                                           {"rows=33 k=3 experts=7 cut=20"},
+                                           {"rows=33 k=3 dropped=1 experts=7 cut=98 acc_need=1"},
+                                           {"rows=700 k=4 experts=9 dropped=1 cut=100"},
+                                           {"rows=9 k=2 no_need=1"},
+                                           {"rows=2 k=2 cut=4"},
                                            {"rows=20000 k=7 experts=33"}};
 static const struct op_sample bench[] = {
     {"rows=4096 k=8 experts=64"}, {"rows=16384 k=8 experts=64"}, {"rows=16384 k=8 experts=256"}};

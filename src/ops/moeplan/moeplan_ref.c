@@ -5,7 +5,7 @@
 int moeplan_host(const struct moeplan_args *a, struct err *e)
 {
     TRY(moeplan_check(a, e));
-    int64_t n = tensor_elems(&a->idx), experts = a->offset.dim[0] - 1;
+    int64_t n = tensor_elems(&a->idx), experts = a->offset.dim[0] - 1, rows = a->src.dim[0];
     const int32_t *idx = a->idx.data;
     int32_t *offset = a->offset.data, *row = a->row.data, *src = a->src.data;
     for (int64_t x = 0; x <= experts; x++)
@@ -25,15 +25,19 @@ int moeplan_host(const struct moeplan_args *a, struct err *e)
         at += count;
     }
     for (int64_t i = 0; i < n; i++) {
-        row[i] = idx[i] < 0 ? -1 : offset[idx[i]]++;
-        if (idx[i] >= 0)
-            src[row[i]] = (int32_t)i;
+        int32_t r = idx[i] < 0 ? -1 : offset[idx[i]]++;
+        row[i] = r < rows ? r : -1;
+        if (row[i] >= 0)
+            src[r] = (int32_t)i;
     }
-    for (int64_t r = offset[experts]; r < n; r++)
+    for (int64_t r = at; r < rows; r++)
         src[r] = -1;
     for (int64_t x = experts; x > 0; x--)
-        offset[x] = offset[x - 1];
+        offset[x] = (int32_t)min_i64(offset[x - 1], rows);
     offset[0] = 0;
+    double *need = a->need.data;
+    if (need != NULL)
+        *need = a->acc_need && *need > at ? *need : at;
     return ST_OK;
 }
 
