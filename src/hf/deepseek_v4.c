@@ -141,8 +141,10 @@ static int read_rope(const struct hf_json *j, struct config *c, struct err *e)
     json_t *now = hf_json_get(j, "rope_parameters"), *old = hf_json_get(j, "rope_scaling");
     json_t *plain = json_object_get(now, "main"), *scaled = json_object_get(now, "compress");
     bool nested = json_is_object(plain) && json_is_object(scaled);
-    const char *field = json_is_object(now) ? "rope_parameters" : "rope_scaling";
+    const char *field = now != NULL ? "rope_parameters" : "rope_scaling";
     double theta, compress, share, factor;
+    if ((now != NULL || old != NULL) && !json_is_object(now != NULL ? now : old))
+        return hf_refuse(j, field, "an object is expected", e);
     TRY(hf_json_real(j, "rope_theta", 10000, &theta, e));
     TRY(hf_json_real(j, "compress_rope_theta", 160000, &compress, e));
     TRY(read_rotary_channels(j, c, &share, e));
@@ -152,13 +154,13 @@ static int read_rope(const struct hf_json *j, struct config *c, struct err *e)
         TRY(read_rotary(j, plain, share, theta, &theta, e));
         TRY(read_rotary(j, scaled, share, compress, &compress, e));
     } else {
-        scaled = json_is_object(now) ? now : old;
+        scaled = now != NULL ? now : old;
     }
     TRY(hf_set_text(j, c, "model.rope", "half", e));
     TRY(hf_set_real(j, c, "model.rope_base", theta, e));
     TRY(hf_set_real(j, c, "model.csa_compress_rotary_base", compress, e));
     TRY(hf_set_text(j, c, "model.rope_scaling", "none", e));
-    if (!json_is_object(scaled))
+    if (scaled == NULL)
         return ST_OK;
     TRY(hf_rope_scaling(j, c, field, scaled, e));
     /* transformers computes a factor of yarn's own where the nested form does not say 1. */

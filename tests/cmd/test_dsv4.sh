@@ -64,6 +64,7 @@ ok "two shared experts" refused 's/"n_shared_experts": 1/"n_shared_experts": 2/'
 ok "another kind of layer" refused '0,/"sliding_attention"/s//"full_attention"/' 'layer_types'
 ok "hash layers behind others" refused 's/"hash_moe",/"moe",/; s/"moe"$/"hash_moe"/' 'mlp_layer_types'
 ok "yarn that scales its rotation" refused 's/"attention_factor": 1.0/"attention_factor": 1.5/' 'attention_factor must be 1'
+ok "rotary parameters that are none" refused 's/"rope_parameters": {/"rope_parameters": 3, "rope_other": {/' 'rope_parameters = 3'
 ok "another activation" refused 's/"hidden_act": "silu"/"hidden_act": "gelu"/' 'hidden_act = "gelu"'
 ok "another number of streams: the tensor is named" refused 's/"hc_mult": 4/"hc_mult": 2/' 'hc_'
 finish
