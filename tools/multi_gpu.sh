@@ -86,9 +86,9 @@ apart() { # run folder, run folder: largest relative difference of the losses, o
 note ""
 note "| mesh | losses of 10 steps against one rank, fp32 | bits against the plain schedule of this mesh |"
 note "|---|---|---|"
-meshes=("DP$gpus|$gpus|" "DP$gpus, zero 2|$gpus|--parallel.zero=2" "DP$gpus, zero 3|$gpus|--parallel.zero=3" "EP$gpus|$gpus|--parallel.ep=$gpus" "CP$gpus|$gpus|--parallel.cp=$gpus" "PP2xVPP2|2|--parallel.pp=2" "EP2 overlap|2|--parallel.ep=2 --parallel.overlap=ep"
+meshes=("DP$gpus|$gpus|" "DP$gpus, zero 2|$gpus|--parallel.zero=2" "DP$gpus, zero 3|$gpus|--parallel.zero=3" "EP$gpus|$gpus|--parallel.ep=$gpus" "ETP2|2|--parallel.etp=2" "CP$gpus|$gpus|--parallel.cp=$gpus" "PP2xVPP2|2|--parallel.pp=2" "EP2 overlap|2|--parallel.ep=2 --parallel.overlap=ep"
         "EP2 overlap, dW delayed|2|--parallel.ep=2 --parallel.overlap=ep --plan.delay_dw=on")
-[ "$gpus" -ge 4 ] && meshes+=("PP4|4|--parallel.pp=4" "DP2xEP2|4|--parallel.ep=2" "PP2xVPP2xEP2|4|--parallel.pp=2 --parallel.ep=2"
+[ "$gpus" -ge 4 ] && meshes+=("PP4|4|--parallel.pp=4" "DP2xEP2|4|--parallel.ep=2" "EP2xETP2|4|--parallel.ep=2 --parallel.etp=2" "PP2xVPP2xEP2|4|--parallel.pp=2 --parallel.ep=2"
                              "PP2xVPP2xEP2 overlap|4|--parallel.pp=2 --parallel.ep=2 --parallel.overlap=ep")
 declare -A plain
 for line in "${meshes[@]}"; do

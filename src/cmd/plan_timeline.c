@@ -289,7 +289,7 @@ static int micros_of(const struct config *c, const struct shape *s, int64_t batc
 static double exchange_work(const struct config *c, const struct machine *m, int ep)
 {
     double tokens = (double)(c->train.micro_batch * c->train.seq),
-           bytes = tokens * (double)(c->model.topk * c->model.hidden) * 2;
+           bytes = tokens * ep * tokens_on_rank(&c->model, ep) * (double)c->model.hidden * 2;
     return machine_exchange(m, ep, 1, bytes) * m->flops / tokens;
 }
 

@@ -192,7 +192,7 @@ static int sequences_step(const struct step_ctx *c)
 double tokens_on_rank(const struct config_model *c, int64_t ranks)
 {
     double none = 1, reached, experts = (double)c->experts;
-    for (int64_t i = 0; i < c->topk; i++)
+    for (int64_t i = 0; i < min_i64(c->topk, c->experts); i++)
         none *= fmax(experts - experts / (double)ranks - (double)i, 0) / (experts - (double)i);
     if (c->router_group_topk == 0)
         return 1 - none;

@@ -48,6 +48,7 @@ mesh EP4 4 "$flat" --parallel.ep=4
 mesh PP4 4 "$cut4" --parallel.pp=4
 mesh PP2xVPP2 2 "$cut4" --parallel.pp=2
 mesh DP2xEP2 4 "$flat" --parallel.ep=2
+mesh EP2xETP2 4 "$flat" --parallel.ep=2 --parallel.etp=2
 mesh PP2xEP2 4 "$cut2" --parallel.pp=2 --parallel.ep=2
 mesh PP2xVPP2xEP2-overlap 4 "$cut4" --parallel.pp=2 --parallel.ep=2 --parallel.overlap=ep --plan.delay_dw=on
 mesh VPP4 1 "$cut4" --parallel.vpp=4
@@ -86,6 +87,17 @@ ok "EP4 continues what PP4 saved" continues PP4 4 "$flat" --parallel.ep=4
 ok "alike" agrees
 ok "CP2xEP4 continues what CP4 saved" continues CP4 4 "$flat" --parallel.cp=2 --parallel.ep=4
 ok "alike" agrees
+ok "EP4 continues what EP2xETP2 saved" continues EP2xETP2 4 "$flat" --parallel.ep=4
+ok "alike" agrees
+ok "ETP4 continues what EP4 saved" continues EP4 4 "$flat" --parallel.etp=4
+ok "alike" agrees
 ok "PP2xVPP2 continues what EP4 saved" continues EP4 2 "$cut4" --parallel.pp=2
 ok "alike" agrees
+
+# What travels, and sizes that do not divide.
+paper=(plan "$tiny" "${model[@]}" "$flat" --model.topk=4 --parallel.ranks=4 --parallel.ep=2)
+ok "the plan shows the rows that travel: 16 tokens, for 2 ranks" prints 'back (.*); 32 rows, of which' "$BRAID" "${paper[@]}"
+ok "codes are fewer bytes" prints 'buffers of 2.00 KiB there' "$BRAID" "${paper[@]}" --parallel.ep_fp8=dispatch
+ok "ranks that do not divide by ep and etp" fails 2 "use parallel.ep = 2 and parallel.etp = 2" "$BRAID" "${paper[@]}" --parallel.etp=4
+ok "channels that do not divide by etp" fails 2 "for example --parallel.etp=" "$BRAID" "${paper[@]}" --parallel.etp=5
 finish

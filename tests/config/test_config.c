@@ -329,7 +329,7 @@ static void follow_proposal(struct config *c, const char *rule, const char *hint
 static void each_rule_is_enforced_and_named(void **state)
 {
     (void)state;
-    bool covered[96] = {false};
+    bool covered[128] = {false};
     int n_rules = 0;
     while (config_rule(n_rules) != NULL)
         n_rules++;

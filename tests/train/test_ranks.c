@@ -415,8 +415,8 @@ static void zero_levels_give_the_same_bits(void **state)
     playground_close(&pg);
 }
 
-/* FP8 codes of weights that ranks update in shards, which end anywhere in a block of scales, are those of whole weights,
- * which the update writes itself. */
+/* FP8 codes of weights that ranks update in shards, which end anywhere in a block of scales, are those of whole
+ * weights, which the update writes itself. */
 static void zero_levels_give_the_same_fp8_codes(void **state)
 {
     (void)state;

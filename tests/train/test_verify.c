@@ -370,7 +370,7 @@ static void input_gradient_is_not_summed(struct trainer *t)
     fail_msg("attention gathers nothing");
 }
 
-/* Of ranks that share each expert, one has the rows of its own tokens only. */
+/* Each of the ranks that share an expert has the rows of its own tokens only. */
 static int keep_own_rows(const struct step_ctx *c)
 {
     enum { Y = 5 }; /* what arrives */
