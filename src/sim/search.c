@@ -33,7 +33,7 @@ struct piece {
     int64_t saved, work;
 };
 struct attempt {
-    int pp, vpp, tp, cp, ep, zero, policy; /* parallel.etp is 1 */
+    int pp, vpp, tp, cp, ep, etp, zero, policy;
     int64_t micro, n_mb;
     bool overlap;
     double estimate, seconds; /* of a step: estimated, simulated */
@@ -127,7 +127,7 @@ static int set_mesh(struct finder *f, const struct attempt *k, int64_t n_mb)
         {"parallel.ranks", alone ? 1 : f->o->gpus},
         {"parallel.tp", k->tp},
         {"parallel.cp", k->cp},
-        {"parallel.etp", 1},
+        {"parallel.etp", k->etp},
         {"parallel.pp", k->pp},
         {"parallel.vpp", k->vpp},
         {"parallel.ep", k->ep},
@@ -204,7 +204,7 @@ static int measure_piece(struct finder *f, int micro, int policy)
 {
     struct piece *p = &f->piece[micro][policy];
     const struct attempt alone = {
-        .pp = 1, .vpp = 1, .tp = 1, .cp = 1, .ep = 1, .zero = -1, .micro = micro_sizes[micro]};
+        .pp = 1, .vpp = 1, .tp = 1, .cp = 1, .ep = 1, .etp = 1, .zero = -1, .micro = micro_sizes[micro]};
     struct timeline tl = {0};
     TRY(set_policy(f, policy, alone.micro));
     TRY(set_mesh(f, &alone, 1));
@@ -230,7 +230,7 @@ static double at_least_0(double x) { return x > 0 ? x : 0; }
 /* Elements of weights on one rank. */
 static double weights_of(const struct finder *f, const struct attempt *k)
 {
-    return (f->weights / k->tp + f->expert_weights / k->ep) / k->pp;
+    return (f->weights / k->tp + f->expert_weights / (k->ep * k->etp)) / k->pp;
 }
 
 /* What a microbatch takes in one stage without pipeline: computing, rows between tensor-parallel ranks (five times for
@@ -246,8 +246,11 @@ static double stage_seconds(const struct finder *f, const struct attempt *k, con
     double rows = 5 * (double)f->layers / stages * machine_exchange(f->m, k->tp, 1, stream);
     double context = 2 * (double)f->attention_layers / stages * machine_exchange(f->m, k->cp, k->tp, keys);
     double copies = f->expert_layers > 0 ? k->ep * tokens_on_rank(c, k->ep) : 0; /* of a token */
-    double sent = 4 * (double)f->expert_layers / stages * machine_exchange(f->m, k->ep, 1, stream * copies / k->tp) *
-                  (k->overlap ? 0.3 : 1);
+    double rows_out = stream * copies / k->tp;
+    double sent =
+        4 * (double)f->expert_layers / stages *
+        (machine_exchange(f->m, k->ep, k->etp, rows_out) + machine_exchange(f->m, k->etp, 1, rows_out * k->etp)) *
+        (k->overlap ? 0.3 : 1);
     return compute + rows + context + sent;
 }
 
@@ -340,26 +343,35 @@ static int is_legal(struct finder *f, const struct attempt *k, bool *legal)
     return ST_OK;
 }
 
-/* All ways to share experts, and all levels of parallel.zero. */
+/* All levels of parallel.zero. */
+static int add_levels(struct finder *f, struct attempt k)
+{
+    for (k.zero = 0; k.zero <= 3; k.zero++) {
+        bool legal;
+        if (batch_ranks(f, &k) * k.cp == 1 && k.zero != 1) /* nothing but norms has copies */
+            continue;
+        TRY(is_legal(f, &k, &legal));
+        if (legal)
+            TRY(add_mesh(f, k));
+    }
+    return ST_OK;
+}
+
+/* All ways to share experts, each of them within a machine only. */
 static int add_shapes(struct finder *f, struct attempt k)
 {
     int64_t experts = f->expert_layers > 0 ? f->given->model.experts : 1;
-    int stage = f->o->gpus / k.pp;
+    int stage = f->o->gpus / k.pp, most = f->expert_layers > 0 ? f->m->gpus : 1;
     if (f->items < k.pp * k.vpp) {
         f->refused_items++;
         return ST_OK;
     }
     for (k.ep = 1; k.ep <= stage; k.ep++)
-        for (k.zero = 0; k.zero <= 3; k.zero++) {
-            bool legal;
-            if (stage % k.ep != 0 || experts % k.ep != 0)
-                continue;
-            if (batch_ranks(f, &k) * k.cp == 1 && k.zero != 1) /* nothing but norms has copies */
+        for (k.etp = 1; k.etp <= most; k.etp *= 2) {
+            if (stage % (k.ep * k.etp) != 0 || experts % k.ep != 0)
                 continue;
             k.overlap = k.ep > 1 && (k.pp == 1 || k.vpp > 1);
-            TRY(is_legal(f, &k, &legal));
-            if (legal)
-                TRY(add_mesh(f, k));
+            TRY(add_levels(f, k));
         }
     return ST_OK;
 }
@@ -430,6 +442,8 @@ static void print_options(const struct attempt *k, struct buf *out)
 {
     buf_addf(out, "  --parallel.pp=%d --parallel.vpp=%d --parallel.tp=%d --parallel.cp=%d --parallel.ep=%d", k->pp,
              k->vpp, k->tp, k->cp, k->ep);
+    if (k->etp > 1)
+        buf_addf(out, " --parallel.etp=%d", k->etp);
     buf_addf(out, " --parallel.zero=%d --train.micro_batch=%lld", k->zero, (long long)k->micro);
     if (k->overlap)
         buf_add(out, " --parallel.overlap=ep");
@@ -476,7 +490,8 @@ static bool is_refused(const struct finder *f, const struct attempt *k)
 {
     for (int i = 0; i < f->n; i++) {
         const struct attempt *x = &f->list[i];
-        if (x->refused && x->tp == k->tp && x->cp == k->cp && x->ep == k->ep && x->micro == k->micro)
+        if (x->refused && x->tp == k->tp && x->cp == k->cp && x->ep == k->ep && x->etp == k->etp &&
+            x->micro == k->micro)
             return true;
     }
     return false;
@@ -494,7 +509,8 @@ static bool is_promising(const struct finder *f, int i, double best)
     for (int j = 0; j < i; j++) {
         const struct attempt *x = &f->list[j];
         bool stages = x->simulated && x->pp == k->pp && x->vpp == k->vpp;
-        if (stages && x->tp == k->tp && x->cp == k->cp && x->ep == k->ep && (double)x->bytes <= f->o->budget)
+        if (stages && x->tp == k->tp && x->cp == k->cp && x->ep == k->ep && x->etp == k->etp &&
+            (double)x->bytes <= f->o->budget)
             return false;
         if (stages && x->policy == k->policy && x->guess > 0)
             more = (double)x->bytes / x->guess > more ? (double)x->bytes / x->guess : more;

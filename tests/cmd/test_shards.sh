@@ -67,6 +67,11 @@ for async in off on; do
     ok "async_save=$async: nothing half-written is left" no_leftovers "$run"
     ok "async_save=$async: the next run continues" runs ranks 2 : --train.steps=6 --run.dir="$run"
 done
+try ranks 2 : --train.steps=3000 --train.lr=100 --train.schedule=constant --train.warmup=0 --train.clip=0 --run.save_every=1 --run.async_save=on --run.dir="$dir/nan"
+ok "a run that stops at a bad value fails" test $rc -ne 0 -a $rc -ne 124
+ok "after the checkpoint under way is complete" test "$(grep -c 'saved step' "$dir/nan/metrics.jsonl")" -eq "$(grep -c '^{"step":[0-9]*,"loss"' "$dir/nan/metrics.jsonl")"
+ok "it and those before are whole" prints 'ok, step' "$BRAID" ckpt verify "$dir/nan"
+ok "nothing half-written is left" no_leftovers "$dir/nan"
 mkdir -p "$dir/a" "$dir/b/run"
 cp -r "$book" "$dir/a" && cd "$dir/a" || exit 1
 try ranks 2 "cd '$dir/b'" --train.steps=5 --run.dir=run
