@@ -64,6 +64,7 @@ struct dev_gpu {
     bool fast;        /* allow what is not deterministic */
     int index;        /* which GPU */
     int sms;          /* multiprocessors that persistent kernels fill; 0: all */
+    bool untimed;     /* tests and benches: kernels that would be chosen had they been timed on a GPU, too */
     bool large_tiles; /* tests: GEMMs of experts in the largest tiles, however few there are */
     /* file that stores the algorithm chosen for each GEMM; NULL or empty: none. Must outlive the device */
     const char *gemm_table;

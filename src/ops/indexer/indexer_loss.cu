@@ -312,7 +312,7 @@ static bool fits_cores(struct lane *l, const struct index_loss_args *a)
     keys.stride[2] = 1;
     keys.rank = 3;
     int64_t d = keys.dim[2];
-    return sparse_mma_fits(l, &a->mq, &keys, d == 576 ? 512 : d == 160 ? 128 : d);
+    return sparse_weights_fit(l, &a->mq, &keys, d == 576 ? 512 : d == 160 ? 128 : d);
 }
 
 static int add_on_cores(struct lane *l, const struct index_loss_args *a, const index_call<bf16> &c, int b, int first,
@@ -345,7 +345,7 @@ static int add_on_cores(struct lane *, const struct index_loss_args *, const ind
 /* Scores of a chunk to the second half of its targets. */
 static int scores_on_cores(struct lane *l, const index_call<bf16> &c, int64_t first, int count, float *target)
 {
-    return index_scores_mma(l, c, first, (unsigned)count, target + c.most, 2 * (int64_t)c.most, c.score_scale);
+    return index_scores(l, c, first, (unsigned)count, target + c.most, 2 * (int64_t)c.most, c.score_scale);
 }
 static int scores_on_cores(struct lane *, const index_call<float> &, int64_t, int, float *) { return ST_OK; }
 static int gradient_on_cores(struct lane *l, const index_call<bf16> &c, const index_gradient &g, int64_t first,

@@ -5,6 +5,7 @@
  *                  each of its keys to scratch */
 #include "ops/cuda/mma.cuh"
 #include "ops/indexer/indexer_cuda.cuh"
+#include "ops/sparse/sparse_cuda.cuh"
 
 enum { CORE_WARPS = 4, CORE_THREADS = CORE_WARPS * 32, CORE_HEADS = CORE_WARPS * 16, TILE_KEYS = 64, PAD = 8 };
 enum { G_PITCH = TILE_KEYS + PAD };
@@ -278,8 +279,17 @@ static __global__ void __launch_bounds__(CORE_THREADS)
 
 bool index_cores_fit(const struct tensor *q, const struct tensor *k)
 {
-    return q->dtype == DT_BF16 && (q->dim[3] == 64 || q->dim[3] == 128) && q->dim[2] <= CORE_HEADS && aligned16(q) &&
-           aligned16(k);
+    struct index_shape s = {q->dtype, q->dim[2], q->dim[3], aligned16(q) && aligned16(k), true};
+    return index_path_of(&s, &sparse_some_hopper).path != SPARSE_PATH_PLAIN;
+}
+
+int index_scores(struct lane *l, const index_call<bf16> &c, int64_t first, unsigned count, float *out, int64_t pitch,
+                 float scale)
+{
+    struct index_shape s = {DT_BF16, c.heads, c.width, true, c.idx != NULL};
+    struct sparse_device d = sparse_device_of(l);
+    bool hopper = index_path_of(&s, &d).path == SPARSE_PATH_HOPPER;
+    return (hopper ? index_scores_hopper : index_scores_mma)(l, c, first, count, out, pitch, scale);
 }
 
 template <int WIDTH>

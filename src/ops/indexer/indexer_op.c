@@ -62,7 +62,9 @@ static void keys_unless_named(struct op_call *c)
 }
 
 /* Scores of a query differ by more than any device rounds: channel 0 of key j is a number of its own with seven
- * significant bits, all other channels are the same for all keys, and weights and channel 0 of queries are positive. */
+ * significant bits, all other channels are the same for all keys, and weights and channel 0 of queries are positive.
+ * Of `same` keys that follow each other in that order all channels are the same, so that every device finds their
+ * scores equal. */
 static bool fill_separated(struct op_call *c, int arg, struct tensor *t, uint64_t key)
 {
     int64_t n = cols_of(t), n_keys = (int64_t)c->dim[SKV];
@@ -76,6 +78,7 @@ static bool fill_separated(struct op_call *c, int arg, struct tensor *t, uint64_
                 v = 1 + 0.5 * rng_uniform(key, (uint64_t)(r * n));
             if (k && x == 0) {
                 int64_t at = (r % n_keys * 37 + r / n_keys) % max_i64(1, n_keys); /* 37: no factor of most sizes */
+                at /= max_i64(1, (int64_t)op_attr(c, "same"));
                 v = ldexp(1 + (double)(at % 128) / 128, (int)(at / 128));
             }
             tensor_set(t, r * n + x, (double)(float)v);
@@ -170,6 +173,11 @@ static const struct op_sample topk_samples[] = {
     /* Tensor cores: few rows, documents, heads that fill no tile. */
     {"b=2 s=3 skv=150 h=20 d=64 topk=33 no_doc_start=1"},
     {"b=1 s=70 h=7 d=128 topk=16 no_start=1 relu=0"},
+    {"b=1 s=2 skv=8300 h=3 d=64 topk=40 no_doc_start=1"}, /* more keys than a block of Hopper's takes */
+    /* Equal scores: some, and more than a GPU collects. */
+    {"b=2 s=90 h=2 d=64 topk=20 same=16 no_start=1"},
+    {"b=1 s=40 h=2 d=5 topk=30 same=40 no_start=1 no_doc_start=1"},
+    {"b=1 s=2 skv=5000 h=2 d=64 topk=33 same=5000 no_doc_start=1"},
 };
 static const struct op_sample topk_bench[] = {
     {"b=1 s=512 h=4 d=32 topk=64 no_doc_start=1 no_start=1"},
@@ -228,7 +236,9 @@ static int loss_only(struct op_call *c, const struct ops *ops, struct err *e)
     return ST_OK;
 }
 
-OP_TABLES(index_topk, INDEX_TOPK_FIELDS);
+OP_FIELDS(index_topk, INDEX_TOPK_FIELDS, );
+OP_ATTRS(index_topk, INDEX_TOPK_FIELDS, OP_ATTR_EXTRA("same", 1)); /* of samples only */
+OP_CALLS(index_topk);
 const struct op_desc index_topk_desc = {
     OP_IS(index_topk),
     .summary = "the keys of largest indexer score for each query",
