@@ -64,7 +64,33 @@ struct sparse_calls {
     struct index_topk_args topk;
     struct sparse_fwd_args fwd;
     struct sparse_bwd_args bwd;
+    struct index_loss_args loss;
 };
+/* The indexer's loss over the lists, with gradients. */
+static struct index_loss_args loss_of(const struct sparse_calls *c, int64_t tokens)
+{
+    struct index_loss_args a = {};
+    const double one = 1;
+    a.q = c->topk.q;
+    a.k = c->topk.k;
+    a.w = c->topk.w;
+    a.mq = c->fwd.q;
+    a.mk = tensor_4d(c->fwd.kv.data, DT_BF16, 1, tokens, 1, WIDTH);
+    a.lse = c->fwd.lse;
+    a.idx = c->topk.idx;
+    a.scale = room(tensor_1d(NULL, DT_F64, 1));
+    CHECK(cudaMemcpy(a.scale.data, &one, sizeof one, cudaMemcpyHostToDevice));
+    a.dq = room(tensor_4d(NULL, DT_BF16, 1, tokens, INDEX_HEADS, INDEX_WIDTH));
+    a.dk = room(tensor_3d(NULL, DT_BF16, 1, tokens, INDEX_WIDTH));
+    a.dw = room(tensor_3d(NULL, DT_BF16, 1, tokens, INDEX_HEADS));
+    a.coeff = 1;
+    a.score_scale = 1 / sqrt((double)INDEX_HEADS * INDEX_WIDTH);
+    a.softmax_scale = c->fwd.scale;
+    a.ratio = 1;
+    a.relu = true;
+    a.work = room(tensor_1d(NULL, DT_U8, index_loss_work_cuda(&a)));
+    return a;
+}
 static struct sparse_calls sparse_open(struct bench *b, int64_t tokens)
 {
     struct sparse_calls c = {};
@@ -95,12 +121,14 @@ static struct sparse_calls sparse_open(struct bench *b, int64_t tokens)
     c.bwd.scale = c.fwd.scale;
     c.bwd.dv = VALUES;
     c.bwd.work = room(tensor_1d(NULL, DT_U8, sparse_bwd_work_cuda(&c.bwd)));
+    c.loss = loss_of(&c, tokens);
     return c;
 }
 static void sparse_close(struct sparse_calls *c)
 {
-    struct tensor *all[] = {&c->topk.q, &c->topk.k,  &c->topk.w,  &c->topk.idx, &c->topk.work, &c->fwd.q,   &c->fwd.kv,
-                            &c->fwd.o,  &c->fwd.lse, &c->bwd.d_o, &c->bwd.dq,   &c->bwd.dkv,   &c->bwd.work};
+    struct tensor *all[] = {&c->topk.q,   &c->topk.k,     &c->topk.w,  &c->topk.idx, &c->topk.work, &c->fwd.q,
+                            &c->fwd.kv,   &c->fwd.o,      &c->fwd.lse, &c->bwd.d_o,  &c->bwd.dq,    &c->bwd.dkv,
+                            &c->bwd.work, &c->loss.scale, &c->loss.dq, &c->loss.dk,  &c->loss.dw,   &c->loss.work};
     release(all, countof(all));
 }
 
@@ -161,9 +189,9 @@ static double score_pairs(const struct index_topk_args *a)
     return (double)count * ((double)keys - ((double)count - 1) / 2);
 }
 
-enum what { SCORES, SELECT, SPARSE_FWD, SPARSE_BWD, SPARSE_OPS, DENSE_FWD = SPARSE_OPS, DENSE_BWD };
-static const char *const what_name[] = {
-    "indexer scores, last rows", "index_topk", "sparse_fwd", "sparse_bwd", "dense forward", "dense backward"};
+enum what { SCORES, SELECT, SPARSE_FWD, SPARSE_BWD, INDEX_LOSS, SPARSE_OPS, DENSE_FWD = SPARSE_OPS, DENSE_BWD };
+static const char *const what_name[] = {"indexer scores, last rows",  "index_topk",    "sparse_fwd",    "sparse_bwd",
+                                        "index_loss, with gradients", "dense forward", "dense backward"};
 struct calls {
     struct sparse_calls s;
     struct dense_calls d;
@@ -176,6 +204,7 @@ static void run(struct bench *b, const struct calls *c, enum what w, enum family
              : w == SELECT     ? index_topk_cuda(l, &c->s.topk)
              : w == SPARSE_FWD ? sparse_fwd_cuda(l, &c->s.fwd)
              : w == SPARSE_BWD ? sparse_bwd_cuda(l, &c->s.bwd)
+             : w == INDEX_LOSS ? index_loss_cuda(l, &c->s.loss)
              : w == DENSE_FWD  ? attention_fwd_cuda(l, &c->d.fwd)
                                : attention_bwd_cuda(l, &c->d.bwd);
     if (st != ST_OK) {
@@ -247,6 +276,7 @@ static double flops_of(const struct calls *c, enum what w, int64_t tokens)
            : w == SELECT     ? 2 * pairs * INDEX_HEADS * INDEX_WIDTH
            : w == SPARSE_FWD ? 2 * selected * (WIDTH + VALUES)
            : w == SPARSE_BWD ? 2 * selected * (3 * WIDTH + 2 * VALUES)
+           : w == INDEX_LOSS ? 2 * selected / HEADS * (HEADS * WIDTH + 3 * INDEX_HEADS * INDEX_WIDTH)
            : w == DENSE_FWD  ? 2 * pairs * HEADS * (192 + 128)
                              : 2 * pairs * HEADS * (3 * 192 + 2 * 128);
 }
@@ -261,7 +291,7 @@ static void time_tokens(struct bench *b, int64_t tokens, double gemm)
         double ms[FAMILIES], flops = flops_of(&c, (enum what)w, tokens);
         for (int by = 0; by < FAMILIES; by++) {
             ms[by] = milliseconds(b, &c, (enum what)w, (enum family)by);
-            sum[by] += w == SCORES ? 0 : ms[by];
+            sum[by] += w == SCORES || w == INDEX_LOSS ? 0 : ms[by];
         }
         printf("  %-28s %10.2f (%4.0f) %17.2f (%4.0f)   %.2f times as fast", what_name[w], ms[CORES],
                flops / ms[CORES] * 1e-9, ms[HOPPER], flops / ms[HOPPER] * 1e-9, ms[CORES] / ms[HOPPER]);
@@ -331,7 +361,7 @@ static void check_result(struct bench *b, const struct calls *c, enum what w, st
     bool list = mine.dtype == DT_I32, ok = repeated == 0;
     double share = (double)bits / (double)tensor_elems(&mine);
     ok = ok && (list ? share <= allowed : far <= allowed);
-    printf("%s %-12s %-4s %s %.1e of %.1e allowed, %s\n", ok ? "ok" : "not ok", what_name[w], name,
+    printf("%s %-26s %-4s %s %.1e of %.1e allowed, %s\n", ok ? "ok" : "not ok", what_name[w], name,
            list ? "other entries" : "distance", list ? share : far, allowed,
            repeated == 0 ? "same bits again" : "OTHER BITS AGAIN");
     b->passed += ok;
@@ -349,6 +379,8 @@ static void check(struct bench *b, int64_t tokens)
     check_result(b, &c, SPARSE_FWD, &c.s.fwd.lse, "lse", 1e-5);
     check_result(b, &c, SPARSE_BWD, &c.s.bwd.dq, "dq", 5e-3);
     check_result(b, &c, SPARSE_BWD, &c.s.bwd.dkv, "dkv", 5e-3);
+    check_result(b, &c, INDEX_LOSS, &c.s.loss.dq, "dq", 5e-3);
+    check_result(b, &c, INDEX_LOSS, &c.s.loss.dk, "dk", 5e-3);
     sparse_close(&c.s);
 }
 
@@ -361,7 +393,7 @@ int main(int argc, char **argv)
     if (!open_gpu(&b.dev, &b.lane, &b.err, &want))
         return 1;
     if (checks) {
-        check(&b, argc > 2 ? atoll(argv[2]) : 4096);
+        check(&b, argc > 2 ? atoll(argv[2]) : 1024);
         printf("%d passed, %d failed\n", b.passed, b.failed);
         return b.failed != 0;
     }
