@@ -197,12 +197,13 @@ static const struct op_sample loss_samples[] = {
     {"b=1 s=37 h=5 d=16 mh=6 mg=1 md=24 topk=12 strided=1"},
     /* Tensor cores. So many products that some lie at the kink of relu, where differences are not derivatives. */
     {"b=2 s=40 h=3 d=16 mh=70 mg=1 md=160 topk=37 softmax_scale=0.05 no_doc_start=1"},
+    {"b=2 s=20 h=3 d=16 mh=70 mg=1 md=192 topk=37 softmax_scale=0.05 no_doc_start=1"},
     {"b=2 s=90 h=20 d=64 mh=2 mg=1 md=8 topk=70 no_doc_start=1"},
     {"b=1 s=80 h=5 d=128 mh=2 mg=2 md=8 no_idx=1 no_lse=1"},
     {"b=1 s=70 h=64 d=128 mh=2 mg=1 md=8 topk=65 relu=0 no_doc_start=1"},
     {"b=1 s=12 h=2 d=8 mh=16 mg=1 md=576 topk=9 softmax_scale=0.03"},
 };
-enum { BACKWARD_ONLY = 5 }; /* of loss_samples */
+enum { BACKWARD_ONLY = 6 }; /* of loss_samples */
 static const struct op_sample loss_bench[] = {
     {"b=1 s=256 h=4 d=32 mh=8 mg=1 md=80 topk=64 no_doc_start=1"},
     {"b=1 s=8192 h=64 d=128 mh=128 mg=1 md=576 topk=2048 no_doc_start=1 gpu=1"},

@@ -62,14 +62,6 @@ static inline struct sparse_shape sparse_shape_of(const struct tensor *q, const 
     struct sparse_shape s = {q->dtype, q->dim[2], kv->dim[2], dv, aligned};
     return s;
 }
-/* Whether sparse_weights_mma takes queries and keys. */
-static inline bool sparse_weights_fit(struct lane *l, const struct tensor *q, const struct tensor *kv, int64_t dv)
-{
-    struct sparse_device d = sparse_device_of(l);
-    struct sparse_shape s = sparse_shape_of(q, kv, dv, aligned16(q) && aligned16(kv));
-    d.hopper = false;
-    return sparse_path_of(&s, &d).path == SPARSE_PATH_CORES;
-}
 int sparse_fwd_mma(struct lane *l, const sparse_call<bf16> &c);
 int sparse_fwd_hopper(struct lane *l, const sparse_call<bf16> &c);
 
@@ -96,5 +88,7 @@ int sparse_bwd_hopper(struct lane *l, const sparse_call<bf16> &c, const sparse_s
  * lse. */
 int sparse_weights_mma(struct lane *l, const sparse_call<bf16> &c, int b, int first, int count, float *out,
                        int64_t pitch);
+int sparse_weights_hopper(struct lane *l, const sparse_call<bf16> &c, int b, int first, int count, float *out,
+                          int64_t pitch);
 
 #endif

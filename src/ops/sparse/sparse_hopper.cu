@@ -73,7 +73,7 @@ __device__ __forceinline__ void score_group(fwd_pool<D, DV> *s, const sparse_cal
         float x[FWD_KEYS / 2];
         barrier_wait(&s->kv_full[t % 2], (uint32_t)(t / 2) & 1);
         wgmma_begin();
-        score_product<D / 64, FWD_KEYS>(x, s->q, s->kv[t % 2]);
+        score_product<D / 64, FWD_KEYS, HOP_HEADS>(x, s->q[0][0], s->kv[t % 2]);
         wgmma_commit();
         uint32_t valid[2] = {s->valid[t % 2][0], s->valid[t % 2][1]};
         wgmma_wait<0>();

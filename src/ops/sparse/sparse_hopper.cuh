@@ -109,15 +109,15 @@ __device__ __forceinline__ void heads_are_there(void)
     named_barrier<1, HOP_THREADS - GROUP>();
 }
 
-/* out [64 heads, KEYS] = heads times keys, over BLOCKS blocks of channels. Not awaited. */
-template <int BLOCKS, int KEYS>
-__device__ __forceinline__ void score_product(float (&out)[KEYS / 2], const bf16 (*heads)[HOP_HEADS][64],
-                                              const bf16 (*keys)[KEYS][64])
+/* out [64 heads, KEYS] = heads times keys, over BLOCKS blocks of channels. ROWS: of which the heads are the first 64. Not
+ * awaited. */
+template <int BLOCKS, int KEYS, int ROWS>
+__device__ __forceinline__ void score_product(float (&out)[KEYS / 2], const bf16 *heads, const bf16 (*keys)[KEYS][64])
 {
     uint64_t a = wgmma_tile(heads, 1024, 1024), b = wgmma_tile(keys, 1024, 1024);
 #pragma unroll
     for (int x = 0; x < BLOCKS * 4; x++)
-        wgmma<KEYS, 0, 0>::run(out, tile_at(a, x / 4 * HOP_HEADS * 128 + x % 4 * 32),
+        wgmma<KEYS, 0, 0>::run(out, tile_at(a, x / 4 * ROWS * 128 + x % 4 * 32),
                                tile_at(b, x / 4 * KEYS * 128 + x % 4 * 32), x == 0);
 }
 

@@ -85,8 +85,8 @@ __device__ __forceinline__ void weight_group(dq_pool<D, DV> *s, const sparse_cal
         float x[DQ_KEYS / 2], dp[DQ_KEYS / 2];
         barrier_wait(&s->kv_full[t % 2], (uint32_t)(t / 2) & 1);
         wgmma_begin();
-        score_product<D / 64, DQ_KEYS>(x, s->q, s->kv[t % 2]);
-        score_product<DV / 64, DQ_KEYS>(dp, s->d_o, s->kv[t % 2]);
+        score_product<D / 64, DQ_KEYS, HOP_HEADS>(x, s->q[0][0], s->kv[t % 2]);
+        score_product<DV / 64, DQ_KEYS, HOP_HEADS>(dp, s->d_o[0][0], s->kv[t % 2]);
         wgmma_commit();
         uint32_t valid = s->valid[t % 2][0] | s->valid[t % 2][1] << 16;
         wgmma_wait<0>();
