@@ -17,7 +17,9 @@ struct seen {
 static char *printed(const struct seen *s)
 {
     struct config c;
-    struct cuda_dev gpu = {.hopper = !s->portable, .dnn = s->no_cudnn ? NULL : (struct dnn *)(uintptr_t)1};
+    struct cuda_dev gpu = {.hopper = !s->portable,
+                           .smem_per_block = s->portable ? 163 * 1024 : 227 * 1024,
+                           .dnn = s->no_cudnn ? NULL : (struct dnn *)(uintptr_t)1};
     struct buf out;
     char options[512];
     snprintf(options, sizeof options, "%s%s", big, s->options);
@@ -65,6 +67,14 @@ static void reasons_are_printed(void **state)
         {"model.pattern=*- model.fp32_residual=on gpu.precision=fp32", false, false, "residual stream    fp32\n"},
         {"model.pattern=+-", false, false, "latent attention   cuDNN\n"},
         {"model.pattern=+- model.mla_nope=250", false, false, "without tensor cores: cuDNN takes heads of at most 256"},
+        {"model.pattern=D- model.mla_kv_rank=512 model.mla_rope=64 model.dsa_indexer_head_dim=128", false, false,
+         "sparse attention   own kernels on tensor cores: those for Hopper have not been timed on a GPU"},
+        {"model.pattern=D- model.mla_kv_rank=512 model.mla_rope=64 model.dsa_indexer_head_dim=128", true, false,
+         "sparse attention   own kernels without tensor cores: tensor cores need the shared memory of a Hopper GPU\n"},
+        {"model.pattern=D- model.mla_kv_rank=512 model.mla_rope=64 model.dsa_indexer_head_dim=128", true, false,
+         "indexer scores     own kernels on tensor cores: not a Hopper GPU, or gpu.portable\n"},
+        {"model.pattern=D- model.mla_kv_rank=48 model.mla_rope=64 model.dsa_indexer_head_dim=96", false, false,
+         "indexer scores     own kernels without tensor cores: tensor cores take indexer heads of 64 or 128"},
         {"model.pattern=*- model.mhc_streams=4", false, false,
          "hyper-connections  fused, one pass of Hopper's clusters: clusters of this width fill the GPU"},
         {"model.pattern=*- model.mhc_streams=4", true, false, "separate kernels: not a Hopper GPU"},

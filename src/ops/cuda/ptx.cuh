@@ -123,6 +123,13 @@ __device__ __forceinline__ float exp2_fast(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+/* The larger one; what is not a number stays so. */
+__device__ __forceinline__ float max_or_nan(float x, float y)
+{
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
 __device__ __forceinline__ float reciprocal_fast(float x)
 {
     float y;

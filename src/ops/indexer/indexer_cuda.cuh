@@ -47,15 +47,28 @@ template <typename T> __device__ __forceinline__ index_range row_seen(const inde
 
 bool index_cores_fit(const struct tensor *q, const struct tensor *k);
 /* Scores of count rows from row first (of all sequences) on, times scale: out[row][key], or [row][entry] with lists,
- * where an entry that is no key gets minus infinity. */
+ * where an entry that is no key gets minus infinity. Chosen by index_path_of (ops/sparse/sparse_path.h) from the two
+ * below. */
+int index_scores(struct lane *l, const index_call<bf16> &c, int64_t first, unsigned count, float *out, int64_t pitch,
+                 float scale);
 int index_scores_mma(struct lane *l, const index_call<bf16> &c, int64_t first, unsigned count, float *out,
                      int64_t pitch, float scale);
+/* Hopper (indexer_hopper.cu): no lists. */
+int index_scores_hopper(struct lane *l, const index_call<bf16> &c, int64_t first, unsigned count, float *out,
+                        int64_t pitch, float scale);
+/* Where a key stands among those of a row of the chunk, -1: nowhere. Rows of a key are neighbours where rows have lists,
+ * so that a warp reads 32 of them at once; keys of a row where rows have ranges, so that they are written together. */
+struct index_places {
+    int32_t *data;
+    int64_t row, key; /* strides */
+    __device__ __forceinline__ int32_t *at(int64_t r, int64_t k) const { return data + r * row + k * key; }
+};
 /* Gradients of a chunk of rows from those of their scores, target[row][2 most]; what rows add to keys: add[row][most].
  * */
 struct index_gradient {
     const float *target;
     float *add, *sum;
-    const int32_t *place; /* [row][key] */
+    index_places place;
     const double *scale;
     double factor;
 };

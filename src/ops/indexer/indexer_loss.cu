@@ -190,10 +190,9 @@ static __global__ void __launch_bounds__(256) fill_places(int32_t *to, int64_t n
         to[at] = -1;
 }
 
-/* place[i][key]: where the key stands among those of query i, -1: nowhere. */
 template <typename T>
-static __global__ void __launch_bounds__(256)
-    note_places(const __grid_constant__ index_call<T> c, int b, int first, int count, int32_t *place)
+static __global__ void __launch_bounds__(256) note_places(const __grid_constant__ index_call<T> c, int b, int first,
+                                                          int count, const __grid_constant__ index_places place)
 {
     int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x;
     int row = (int)(at / c.most), n = (int)(at % c.most);
@@ -202,20 +201,21 @@ static __global__ void __launch_bounds__(256)
     key_list keys = keys_of(c, b, first + row);
     int j = n < keys.count ? keys.key(n) : -1;
     if (j >= 0)
-        place[(int64_t)row * c.keys + j] = n;
+        *place.at(row, j) = n;
 }
 
 template <typename T>
 static __global__ void __launch_bounds__(KEY_THREADS)
     key_gradient(const __grid_constant__ index_call<T> c, int b, int first, int count, const float *target,
-                 const float *zs, const int32_t *place, float *sum, bool add, const double *scale, double factor)
+                 const float *zs, const __grid_constant__ index_places place, float *sum, bool add, const double *scale,
+                 double factor)
 {
     int j = blockIdx.x;
     float by = (float)(scale[0] * factor);
     for (int x = threadIdx.x; x < c.width; x += KEY_THREADS) {
         float total = add ? sum[(int64_t)j * c.width + x] : 0.0f;
         for (int row = 0; row < count; row++) {
-            int n = place[(int64_t)row * c.keys + j];
+            int n = *place.at(row, j);
             if (n < 0)
                 continue;
             float di = by * target[(int64_t)row * 2 * c.most + n];
@@ -302,21 +302,22 @@ template <typename T> static index_call<T> call_of(const struct index_loss_args 
     return c;
 }
 
-/* Attention over lists with one key head, as sparse_fwd computes it. */
-static bool fits_cores(struct lane *l, const struct index_loss_args *a)
+/* Which kernels take attention over lists with one key head, as sparse_fwd computes it. */
+static enum sparse_path weights_path(struct lane *l, const struct index_loss_args *a)
 {
-    struct tensor keys = a->mk;
-    if (!present(&a->lse) || !present(&a->idx) || a->mk.dim[2] != 1)
-        return false;
-    keys.dim[2] = a->mk.dim[3];
-    keys.stride[2] = 1;
-    keys.rank = 3;
-    int64_t d = keys.dim[2];
-    return sparse_mma_fits(l, &a->mq, &keys, d == 576 ? 512 : d == 160 ? 128 : d);
+    int64_t d = a->mk.dim[3];
+    struct sparse_device gpu = sparse_device_of(l);
+    struct sparse_shape s = {a->mq.dtype, a->mq.dim[2], d,
+                             d == 576               ? 512
+                             : d == 160 || d == 192 ? 128
+                                                    : d,
+                             aligned16(&a->mq) && aligned16(&a->mk)};
+    bool lists = present(&a->lse) && present(&a->idx) && a->mk.dim[2] == 1;
+    return lists ? sparse_path_of(&s, &gpu).path : SPARSE_PATH_PLAIN;
 }
 
 static int add_on_cores(struct lane *l, const struct index_loss_args *a, const index_call<bf16> &c, int b, int first,
-                        int count, float *target)
+                        int count, float *target, enum sparse_path path)
 {
     sparse_call<bf16> s = {};
     s.q = {c.mq.data, c.mq.batch, c.mq.row, c.mq.head};
@@ -334,10 +335,11 @@ static int add_on_cores(struct lane *l, const struct index_loss_args *a, const i
     s.width = c.main_width;
     s.most = c.most;
     s.scale = c.softmax_scale;
-    return sparse_weights_mma(l, s, b, first, count, target, 2 * (int64_t)c.most);
+    return (path == SPARSE_PATH_HOPPER ? sparse_weights_hopper : sparse_weights_mma)(l, s, b, first, count, target,
+                                                                                     2 * (int64_t)c.most);
 }
 static int add_on_cores(struct lane *, const struct index_loss_args *, const index_call<float> &, int, int, int,
-                        float *)
+                        float *, enum sparse_path)
 {
     return ST_OK; /* never fits */
 }
@@ -345,7 +347,7 @@ static int add_on_cores(struct lane *, const struct index_loss_args *, const ind
 /* Scores of a chunk to the second half of its targets. */
 static int scores_on_cores(struct lane *l, const index_call<bf16> &c, int64_t first, int count, float *target)
 {
-    return index_scores_mma(l, c, first, (unsigned)count, target + c.most, 2 * (int64_t)c.most, c.score_scale);
+    return index_scores(l, c, first, (unsigned)count, target + c.most, 2 * (int64_t)c.most, c.score_scale);
 }
 static int scores_on_cores(struct lane *, const index_call<float> &, int64_t, int, float *) { return ST_OK; }
 static int gradient_on_cores(struct lane *l, const index_call<bf16> &c, const index_gradient &g, int64_t first,
@@ -366,23 +368,24 @@ static int loss_chunk(struct lane *l, const struct index_loss_args *a, const ind
     char *work = (char *)a->work.data;
     float *kl = (float *)(work + p.kl), *target = (float *)(work + p.target), *z = (float *)(work + p.z),
           *sum = (float *)(work + p.sum);
-    int32_t *place = (int32_t *)(work + p.place);
+    index_places place = {(int32_t *)(work + p.place), c.idx != NULL ? 1 : c.keys, c.idx != NULL ? p.chunk : 1};
     int count = (int)min_i64(p.chunk, c.rows - first), smem = max(c.width, c.main_width) * 4;
     double factor = a->coeff * a->score_scale / (double)(a->q.dim[0] * a->q.dim[1]);
     const double *scale = (const double *)a->scale.data;
-    int64_t places = (int64_t)count * c.keys;
+    int64_t places = (int64_t)(c.idx != NULL ? p.chunk : count) * c.keys;
     auto kernel = loss_rows<T>;
     NEEDS_SMEM(l, kernel, smem);
-    bool cores = fits_cores(l, a);
+    enum sparse_path path = weights_path(l, a);
+    bool cores = path != SPARSE_PATH_PLAIN;
     if (cores)
-        TRY(add_on_cores(l, a, c, b, first, count, target));
+        TRY(add_on_cores(l, a, c, b, first, count, target, path));
     bool scored = index_cores_fit(&a->q, &a->k) && (!present(&a->dq) || aligned16(&a->dq));
     if (scored)
         TRY(scores_on_cores(l, c, (int64_t)b * c.rows + first, count, target));
     LAUNCH(l, kernel, count, ROW_THREADS, smem, c, b, first, kl, target, z, scale, factor, cores, scored);
     if (!present(&a->dk))
         return ST_OK;
-    LAUNCH(l, fill_places, (unsigned)ceil_div(places, 256), 256, 0, place, places);
+    LAUNCH(l, fill_places, (unsigned)ceil_div(places, 256), 256, 0, place.data, places);
     LAUNCH(l, note_places<T>, (unsigned)ceil_div((int64_t)count * c.most, 256), 256, 0, c, b, first, count, place);
     index_gradient g = {target, z, sum, place, scale, factor};
     if (scored)

@@ -5,6 +5,7 @@
  *                  each of its keys to scratch */
 #include "ops/cuda/mma.cuh"
 #include "ops/indexer/indexer_cuda.cuh"
+#include "ops/sparse/sparse_cuda.cuh"
 
 enum { CORE_WARPS = 4, CORE_THREADS = CORE_WARPS * 32, CORE_HEADS = CORE_WARPS * 16, TILE_KEYS = 64, PAD = 8 };
 enum { G_PITCH = TILE_KEYS + PAD };
@@ -249,37 +250,56 @@ static __global__ void __launch_bounds__(CORE_THREADS)
     }
 }
 
-/* A warp for each key: what the queries of a chunk add to it, in order. */
+/* A warp for each key: what the queries of a chunk add to it, in order. A key that none of them has is left alone, but
+ * by the first chunk. */
 static __global__ void __launch_bounds__(CORE_THREADS)
-    sum_keys(float *sum, const float *add, const int32_t *place, int keys, int count, int most, int width, bool keep)
+    sum_keys(float *sum, const float *add, const __grid_constant__ index_places place, int keys, int count, int most,
+             int width, bool keep)
 {
     int64_t j = (int64_t)blockIdx.x * CORE_WARPS + threadIdx.x / 32;
+    int lane = threadIdx.x % 32;
+    bool mine = lane * 4 < width, touched = !keep;
     if (j >= keys)
         return;
-    for (int x = threadIdx.x % 32 * 4; x < width; x += 128) {
-        float4 *to = (float4 *)(sum + j * width + x);
-        float4 total = keep ? *to : make_float4(0, 0, 0, 0);
-#pragma unroll 4
-        for (int row = 0; row < count; row++) {
-            int n = place[(int64_t)row * keys + j];
-            if (n < 0)
+    float4 *to = (float4 *)(sum + j * width) + lane, total = make_float4(0, 0, 0, 0);
+    for (int base = 0; base < count; base += 32) {
+        int n = base + lane < count ? *place.at(base + lane, j) : -1;
+        unsigned there = __ballot_sync(0xffffffffu, n >= 0);
+        if (there != 0 && !touched) {
+            touched = true;
+            total = mine ? *to : total;
+        }
+        while (there != 0) {
+            int row = __ffs((int)there) - 1, at = __shfl_sync(0xffffffffu, n, row);
+            there &= there - 1;
+            if (!mine)
                 continue;
-            float4 v = *(const float4 *)(add + ((int64_t)row * most + n) * width + x);
+            float4 v = ((const float4 *)(add + ((int64_t)(base + row) * most + at) * width))[lane];
             total.x += v.x;
             total.y += v.y;
             total.z += v.z;
             total.w += v.w;
         }
-        *to = total;
     }
+    if (mine && touched)
+        *to = total;
 }
 
 /* ---- launchers ------------------------------------------------------------------------------- */
 
 bool index_cores_fit(const struct tensor *q, const struct tensor *k)
 {
-    return q->dtype == DT_BF16 && (q->dim[3] == 64 || q->dim[3] == 128) && q->dim[2] <= CORE_HEADS && aligned16(q) &&
-           aligned16(k);
+    struct index_shape s = {q->dtype, q->dim[2], q->dim[3], aligned16(q) && aligned16(k), true};
+    return index_path_of(&s, &sparse_some_hopper).path != SPARSE_PATH_PLAIN;
+}
+
+int index_scores(struct lane *l, const index_call<bf16> &c, int64_t first, unsigned count, float *out, int64_t pitch,
+                 float scale)
+{
+    struct index_shape s = {DT_BF16, c.heads, c.width, true, c.idx != NULL};
+    struct sparse_device d = sparse_device_of(l);
+    bool hopper = index_path_of(&s, &d).path == SPARSE_PATH_HOPPER;
+    return (hopper ? index_scores_hopper : index_scores_mma)(l, c, first, count, out, pitch, scale);
 }
 
 template <int WIDTH>

@@ -62,7 +62,9 @@ static void keys_unless_named(struct op_call *c)
 }
 
 /* Scores of a query differ by more than any device rounds: channel 0 of key j is a number of its own with seven
- * significant bits, all other channels are the same for all keys, and weights and channel 0 of queries are positive. */
+ * significant bits, all other channels are the same for all keys, and weights and channel 0 of queries are positive.
+ * Of `same` keys that follow each other in that order all channels are the same, so that every device finds their
+ * scores equal. */
 static bool fill_separated(struct op_call *c, int arg, struct tensor *t, uint64_t key)
 {
     int64_t n = cols_of(t), n_keys = (int64_t)c->dim[SKV];
@@ -76,6 +78,7 @@ static bool fill_separated(struct op_call *c, int arg, struct tensor *t, uint64_
                 v = 1 + 0.5 * rng_uniform(key, (uint64_t)(r * n));
             if (k && x == 0) {
                 int64_t at = (r % n_keys * 37 + r / n_keys) % max_i64(1, n_keys); /* 37: no factor of most sizes */
+                at /= max_i64(1, (int64_t)op_attr(c, "same"));
                 v = ldexp(1 + (double)(at % 128) / 128, (int)(at / 128));
             }
             tensor_set(t, r * n + x, (double)(float)v);
@@ -170,6 +173,11 @@ static const struct op_sample topk_samples[] = {
     /* Tensor cores: few rows, documents, heads that fill no tile. */
     {"b=2 s=3 skv=150 h=20 d=64 topk=33 no_doc_start=1"},
     {"b=1 s=70 h=7 d=128 topk=16 no_start=1 relu=0"},
+    {"b=1 s=2 skv=8300 h=3 d=64 topk=40 no_doc_start=1"}, /* more keys than a block of Hopper's takes */
+    /* Equal scores: some, and more than a GPU collects. */
+    {"b=2 s=90 h=2 d=64 topk=20 same=16 no_start=1"},
+    {"b=1 s=40 h=2 d=5 topk=30 same=40 no_start=1 no_doc_start=1"},
+    {"b=1 s=2 skv=5000 h=2 d=64 topk=33 same=5000 no_doc_start=1"},
 };
 static const struct op_sample topk_bench[] = {
     {"b=1 s=512 h=4 d=32 topk=64 no_doc_start=1 no_start=1"},
@@ -189,12 +197,13 @@ static const struct op_sample loss_samples[] = {
     {"b=1 s=37 h=5 d=16 mh=6 mg=1 md=24 topk=12 strided=1"},
     /* Tensor cores. So many products that some lie at the kink of relu, where differences are not derivatives. */
     {"b=2 s=40 h=3 d=16 mh=70 mg=1 md=160 topk=37 softmax_scale=0.05 no_doc_start=1"},
+    {"b=2 s=20 h=3 d=16 mh=70 mg=1 md=192 topk=37 softmax_scale=0.05 no_doc_start=1"},
     {"b=2 s=90 h=20 d=64 mh=2 mg=1 md=8 topk=70 no_doc_start=1"},
     {"b=1 s=80 h=5 d=128 mh=2 mg=2 md=8 no_idx=1 no_lse=1"},
     {"b=1 s=70 h=64 d=128 mh=2 mg=1 md=8 topk=65 relu=0 no_doc_start=1"},
     {"b=1 s=12 h=2 d=8 mh=16 mg=1 md=576 topk=9 softmax_scale=0.03"},
 };
-enum { BACKWARD_ONLY = 5 }; /* of loss_samples */
+enum { BACKWARD_ONLY = 6 }; /* of loss_samples */
 static const struct op_sample loss_bench[] = {
     {"b=1 s=256 h=4 d=32 mh=8 mg=1 md=80 topk=64 no_doc_start=1"},
     {"b=1 s=8192 h=64 d=128 mh=128 mg=1 md=576 topk=2048 no_doc_start=1 gpu=1"},
@@ -228,7 +237,9 @@ static int loss_only(struct op_call *c, const struct ops *ops, struct err *e)
     return ST_OK;
 }
 
-OP_TABLES(index_topk, INDEX_TOPK_FIELDS);
+OP_FIELDS(index_topk, INDEX_TOPK_FIELDS, );
+OP_ATTRS(index_topk, INDEX_TOPK_FIELDS, OP_ATTR_EXTRA("same", 1)); /* of samples only */
+OP_CALLS(index_topk);
 const struct op_desc index_topk_desc = {
     OP_IS(index_topk),
     .summary = "the keys of largest indexer score for each query",

@@ -217,8 +217,11 @@ static int check_width(struct lane *l, int64_t floats)
 
 static unsigned warps_for(int64_t n) { return (unsigned)ceil_div(n, WARPS); }
 
-static int fwd_on_cores(struct lane *l, const sparse_call<bf16> &c) { return sparse_fwd_mma(l, c); }
-static int fwd_on_cores(struct lane *, const sparse_call<float> &) { return ST_OK; } /* never fits */
+static int fwd_on_cores(struct lane *l, const sparse_call<bf16> &c, enum sparse_path path)
+{
+    return (path == SPARSE_PATH_HOPPER ? sparse_fwd_hopper : sparse_fwd_mma)(l, c);
+}
+static int fwd_on_cores(struct lane *, const sparse_call<float> &, enum sparse_path) { return ST_OK; } /* never fits */
 
 template <typename T> static int run_fwd(struct lane *l, const struct sparse_fwd_args *a)
 {
@@ -241,8 +244,12 @@ template <typename T> static int run_fwd(struct lane *l, const struct sparse_fwd
     c.dv = (int)a->dv;
     c.most = (int)a->idx.dim[2];
     c.scale = (float)a->scale;
-    if (sparse_mma_fits(l, &a->q, &a->kv, a->dv) && aligned16(&a->o))
-        return fwd_on_cores(l, c);
+    struct sparse_device gpu = sparse_device_of(l);
+    struct sparse_shape shape =
+        sparse_shape_of(&a->q, &a->kv, a->dv, aligned16(&a->q) && aligned16(&a->kv) && aligned16(&a->o));
+    enum sparse_path path = sparse_path_of(&shape, &gpu).path;
+    if (path != SPARSE_PATH_PLAIN)
+        return fwd_on_cores(l, c, path);
     int smem = (c.width + c.dv) * 4 * WARPS;
     TRY(check_width(l, c.width + c.dv));
     auto kernel = fwd_plain<T>;
@@ -278,8 +285,19 @@ static sparse_parts parts_of(const struct sparse_bwd_args *a)
 
 extern "C" int64_t sparse_bwd_work_cuda(const struct sparse_bwd_args *a)
 {
-    int64_t plain = parts_of(a).bytes;
-    return sparse_mma_known(&a->q, &a->kv, a->dv) ? max_i64(plain, sparse_mma_bytes(a, NULL, NULL)) : plain;
+    /* Whatever GPU runs it, and whichever kernels are asked for there. */
+    const struct sparse_device gpus[] = {{false, false, sparse_some_hopper.smem_per_block},
+                                         sparse_some_hopper,
+                                         {true, true, sparse_some_hopper.smem_per_block}};
+    struct sparse_shape shape = sparse_shape_of(&a->q, &a->kv, a->dv, true);
+    int64_t most = parts_of(a).bytes;
+    for (int i = 0; i < countof(gpus); i++) {
+        enum sparse_path path = sparse_path_of(&shape, &gpus[i]).path;
+        most = max_i64(most, path == SPARSE_PATH_HOPPER  ? sparse_hopper_bytes(a, NULL, NULL)
+                             : path == SPARSE_PATH_CORES ? sparse_mma_bytes(a, NULL, NULL)
+                                                         : 0);
+    }
+    return most;
 }
 
 template <typename T>
@@ -299,11 +317,15 @@ static int chunk_plain(struct lane *l, const sparse_call<T> &c, const sparse_par
     return ST_OK;
 }
 
-static int bwd_on_cores(struct lane *l, const sparse_call<bf16> &c, const sparse_scratch &w, int b)
+static int bwd_on_cores(struct lane *l, const sparse_call<bf16> &c, const sparse_scratch &w, int b,
+                        enum sparse_path path)
 {
-    return sparse_bwd_mma(l, c, w, b);
+    return (path == SPARSE_PATH_HOPPER ? sparse_bwd_hopper : sparse_bwd_mma)(l, c, w, b);
 }
-static int bwd_on_cores(struct lane *, const sparse_call<float> &, const sparse_scratch &, int) { return ST_OK; }
+static int bwd_on_cores(struct lane *, const sparse_call<float> &, const sparse_scratch &, int, enum sparse_path)
+{
+    return ST_OK;
+}
 
 template <typename T> static int run_bwd(struct lane *l, const struct sparse_bwd_args *a)
 {
@@ -333,17 +355,21 @@ template <typename T> static int run_bwd(struct lane *l, const struct sparse_bwd
     c.dv = (int)a->dv;
     c.most = (int)a->idx.dim[2];
     c.scale = (float)a->scale;
-    bool cores = sparse_mma_fits(l, &a->q, &a->kv, a->dv) && aligned16(&a->d_o) && aligned16(&a->dq);
+    struct sparse_device gpu = sparse_device_of(l);
+    struct sparse_shape shape = sparse_shape_of(
+        &a->q, &a->kv, a->dv, aligned16(&a->q) && aligned16(&a->kv) && aligned16(&a->d_o) && aligned16(&a->dq));
+    enum sparse_path path = sparse_path_of(&shape, &gpu).path;
+    bool cores = path != SPARSE_PATH_PLAIN;
     sparse_scratch w = {};
     if (cores)
-        sparse_mma_bytes(a, work, &w);
+        (path == SPARSE_PATH_HOPPER ? sparse_hopper_bytes : sparse_mma_bytes)(a, work, &w);
     else
         TRY(check_width(l, 2 * c.width + c.dv));
     float *delta = cores ? w.delta : (float *)(work + p.delta), *sum = cores ? w.sum : (float *)(work + p.sum);
     LAUNCH(l, delta_rows<T>, warps_for((int64_t)c.batch * c.rows * c.heads), THREADS, 0, c, delta);
     for (int b = 0; b < c.batch; b++) {
         if (cores)
-            TRY(bwd_on_cores(l, c, w, b));
+            TRY(bwd_on_cores(l, c, w, b, path));
         for (int first = 0; !cores && first < c.rows; first += (int)p.chunk)
             TRY(chunk_plain(l, c, p, work, b, first));
         LAUNCH(l, store_keys<T>, c.keys, KEY_THREADS, 0, c, b, c.rows > 0 ? sum : NULL);

@@ -1,11 +1,14 @@
 /* What the CUDA files of sparse share: a call as kernels see it.
- *   sparse.cu        launchers; kernels for any type and width: plain FMAs, a warp for each query and head
- *   sparse_mma.cu    tensor cores, bf16 */
+ *   sparse.cu           launchers; kernels for any type and width: plain FMAs, a warp for each query and head
+ *   sparse_mma*.cu      tensor cores, bf16
+ *   sparse_hopper*.cu   the same for Hopper
+ * sparse_path.h says which of them run. */
 #ifndef BRAID_OPS_SPARSE_CUDA_CUH
 #define BRAID_OPS_SPARSE_CUDA_CUH
 
 #include "ops/cuda/kernel.cuh"
 #include "ops/sparse/sparse.h"
+#include "ops/sparse/sparse_path.h"
 
 /* [batch][row][head][channel]; strides in elements. Keys have no head. */
 template <typename T> struct rows_view {
@@ -47,17 +50,20 @@ struct sparse_parts {
     int64_t delta, pairs, place, sum, bytes; /* offsets; all of it */
 };
 
-/* Tensor cores: the widths of DeepSeek-V3.2 and V4, and a small one that tests use. Shared memory of Hopper. */
-static inline bool sparse_mma_known(const struct tensor *q, const struct tensor *kv, int64_t dv)
+static inline struct sparse_device sparse_device_of(struct lane *l)
 {
-    int64_t d = kv->dim[2];
-    return q->dtype == DT_BF16 && ((d == 576 && dv == 512) || (d == 512 && dv == 512) || (d == 160 && dv == 128));
+    const struct cuda_dev *d = cuda_of(l);
+    struct sparse_device out = {d->hopper, d->want.untimed, d->smem_per_block};
+    return out;
 }
-static inline bool sparse_mma_fits(struct lane *l, const struct tensor *q, const struct tensor *kv, int64_t dv)
+static inline struct sparse_shape sparse_shape_of(const struct tensor *q, const struct tensor *kv, int64_t dv,
+                                                  bool aligned)
 {
-    return sparse_mma_known(q, kv, dv) && aligned16(q) && aligned16(kv) && cuda_of(l)->smem_per_block >= 220 * 1024;
+    struct sparse_shape s = {q->dtype, q->dim[2], kv->dim[2], dv, aligned};
+    return s;
 }
 int sparse_fwd_mma(struct lane *l, const sparse_call<bf16> &c);
+int sparse_fwd_hopper(struct lane *l, const sparse_call<bf16> &c);
 
 /* Scratch of the backward pass on tensor cores, for a chunk of queries: weights and their gradients
  * [query][head][entry], what queries add to keys [query][entry][channel], where keys stand in lists [key][query]; for a
@@ -66,18 +72,23 @@ struct sparse_scratch {
     float *delta;
     bf16 *p, *ds;
     float *add;
+    bf16 *add_narrow; /* Hopper's: rounded; the other one is NULL */
     int32_t *place;
     float *sum;
     int heads, most;
 };
 /* How much, and where its parts are; out: may be NULL. */
 int64_t sparse_mma_bytes(const struct sparse_bwd_args *a, void *work, sparse_scratch *out);
+int64_t sparse_hopper_bytes(const struct sparse_bwd_args *a, void *work, sparse_scratch *out);
 /* dq of a sequence, and the gradient of its keys in w.sum. */
 int sparse_bwd_mma(struct lane *l, const sparse_call<bf16> &c, const sparse_scratch &w, int b);
+int sparse_bwd_hopper(struct lane *l, const sparse_call<bf16> &c, const sparse_scratch &w, int b);
 
 /* Weights of the entries of count lists from query first on, summed over heads: out[query][pitch]. Reads q, kv, idx,
  * lse. */
 int sparse_weights_mma(struct lane *l, const sparse_call<bf16> &c, int b, int first, int count, float *out,
                        int64_t pitch);
+int sparse_weights_hopper(struct lane *l, const sparse_call<bf16> &c, int b, int first, int count, float *out,
+                          int64_t pitch);
 
 #endif

@@ -237,7 +237,7 @@ int64_t sparse_mma_bytes(const struct sparse_bwd_args *a, void *work, sparse_scr
         at += round_up(bytes[i], ALIGN);
     }
     if (out != NULL)
-        *out = {(float *)part[0],   (bf16 *)part[1],  (bf16 *)part[2], (float *)part[3],
+        *out = {(float *)part[0],   (bf16 *)part[1],  (bf16 *)part[2], (float *)part[3], NULL,
                 (int32_t *)part[4], (float *)part[5], (int)heads,      (int)most};
     return at;
 }

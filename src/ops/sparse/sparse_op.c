@@ -109,6 +109,10 @@ static const struct op_sample samples[] = {
     {"b=1 s=3 skv=70 h=16 d=160 dv=128 k=100 scale=0.08 strided=1"},
     {"b=1 s=5 skv=90 h=64 d=576 dv=512 k=70 scale=0.04 no_sink=1"},
     {"b=1 s=3 skv=150 h=70 d=512 dv=512 k=129 scale=0.04"},
+    /* Hopper's chunk of queries, and half tiles of keys and of heads. */
+    {"b=2 s=5 skv=120 h=20 d=192 dv=128 k=97 scale=0.08"},
+    {"b=1 s=100 skv=40 h=3 d=192 dv=128 k=9 scale=0.08 no_sink=1"},
+    {"b=1 s=3 skv=300 h=128 d=192 dv=128 k=200 scale=0.08 strided=1"},
 };
 static const struct op_sample bench[] = {
     {"b=1 s=256 skv=512 h=8 d=80 dv=64 k=64 no_sink=1"},
