@@ -1,8 +1,8 @@
 /* The MLP of experts in FP8 on a GPU: are results the same bits on any number of multiprocessors and twice, and how
  * fast is it.
  *
- *   bench_experts8 check     small shapes, several numbers of multiprocessors, every variant of the weight gradients: the
- *                            same bits, or "not ok"
+ *   bench_experts8 check     small shapes, several numbers of multiprocessors, every variant of the weight gradients:
+ *                            the same bits, or "not ok"
  *   bench_experts8 time [MS] OLMoE, Qwen3-30B and DeepSeek-V3: TFLOP/s forward and backward, with all quantising, and
  *   the
  *                            microseconds of each call; MS for each (60)

@@ -2,7 +2,8 @@
  * on a machine with a GPU (make check-gpu). Without one it says so and fails. Prints a line per failure, a line per op,
  * and "N passed, N failed" last.
  *
- *   check_ops [--portable] [--untimed] [--large] [--sms=N] [--repeat=N] [--samples=N] [--only=TEXT] [--most=N] [--op=NAME] [PREFIX]
+ *   check_ops [--portable] [--untimed] [--large] [--sms=N] [--repeat=N] [--samples=N] [--only=TEXT] [--most=N]
+ *   [--op=NAME] [PREFIX]
  *   check_ops --list   the ops' names
  *     --portable   the kernels for compute capability 8.0
  *     --untimed    kernels that no GPU has timed yet, too

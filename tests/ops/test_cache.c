@@ -57,7 +57,7 @@ static void rows_beyond_the_cache_are_refused_and_nothing_is_written(void **stat
             assert_int_equal(((unsigned char *)store)[k], 0x55);
         start = 2;
         assert_ok(t.ops->cache_store(&t.lane, &a), &t.e);
-        a.cache.stride[1]++;
+        a.cache.stride[3] = 2;
         assert_fails(t.ops->cache_store(&t.lane, &a), ST_INVALID, &t.e, "contiguous");
         dev_close(&t.dev);
     }

@@ -56,8 +56,9 @@ int index_scores_mma(struct lane *l, const index_call<bf16> &c, int64_t first, u
 /* Hopper (indexer_hopper.cu): no lists. */
 int index_scores_hopper(struct lane *l, const index_call<bf16> &c, int64_t first, unsigned count, float *out,
                         int64_t pitch, float scale);
-/* Where a key stands among those of a row of the chunk, -1: nowhere. Rows of a key are neighbours where rows have lists,
- * so that a warp reads 32 of them at once; keys of a row where rows have ranges, so that they are written together. */
+/* Where a key stands among those of a row of the chunk, -1: nowhere. Rows of a key are neighbours where rows have
+ * lists, so that a warp reads 32 of them at once; keys of a row where rows have ranges, so that they are written
+ * together. */
 struct index_places {
     int32_t *data;
     int64_t row, key; /* strides */

@@ -104,8 +104,8 @@ __device__ __forceinline__ void score_group(fwd_pool<D, DV> *s, const sparse_cal
     barrier_arrive(&s->p_full);
 }
 
-/* Half of the channels of all 64 results, in two products: one of 256 channels would need more registers than a block of
- * 512 threads begins with, which the compiler refuses. */
+/* Half of the channels of all 64 results, in two products: one of 256 channels would need more registers than a block
+ * of 512 threads begins with, which the compiler refuses. */
 template <int D, int DV>
 __device__ __forceinline__ void result_group(fwd_pool<D, DV> *s, const sparse_call<bf16> &c, int b, int i, int first,
                                              int half)

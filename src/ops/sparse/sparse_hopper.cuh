@@ -109,8 +109,8 @@ __device__ __forceinline__ void heads_are_there(void)
     named_barrier<1, HOP_THREADS - GROUP>();
 }
 
-/* out [64 heads, KEYS] = heads times keys, over BLOCKS blocks of channels. ROWS: of which the heads are the first 64. Not
- * awaited. */
+/* out [64 heads, KEYS] = heads times keys, over BLOCKS blocks of channels. ROWS: of which the heads are the first 64.
+ * Not awaited. */
 template <int BLOCKS, int KEYS, int ROWS>
 __device__ __forceinline__ void score_product(float (&out)[KEYS / 2], const bf16 *heads, const bf16 (*keys)[KEYS][64])
 {

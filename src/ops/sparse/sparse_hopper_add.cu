@@ -1,5 +1,5 @@
-/* sparse backward for Hopper, what queries add to keys; see sparse_hopper_bwd.cu, which leaves the weights p and ds of a
- * chunk in scratch:
+/* sparse backward for Hopper, what queries add to keys; see sparse_hopper_bwd.cu, which leaves the weights p and ds of
+ * a chunk in scratch:
  *   add_hopper    one query, a slice of channels: what it adds to its keys, ds^T q + p^T do, all heads summed, 64
  *                 entries at a time. Queries' slices stay in shared memory, the images of p and ds come by bulk copies.
  *   sum_columns   a warp for each key: what the queries of the chunk add to it, in order

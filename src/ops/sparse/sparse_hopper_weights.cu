@@ -1,9 +1,9 @@
-/* Attention weights of a query, summed over its heads, for Hopper: what the indexer of sparse attention learns from; see
- * sparse_hopper.cuh. All heads stay in shared memory, so that keys are gathered once: 32 at a time, 64 heads for each
- * of two groups. Sums over the heads of a warp are taken by exchanges, those over warps in shared memory.
+/* Attention weights of a query, summed over its heads, for Hopper: what the indexer of sparse attention learns from;
+ * see sparse_hopper.cuh. All heads stay in shared memory, so that keys are gathered once: 32 at a time, 64 heads for
+ * each of two groups. Sums over the heads of a warp are taken by exchanges, those over warps in shared memory.
  *
- * What bounds it: 32 keys of 576 channels are 252 KB of shared memory for 128 heads, about 2000 cycles, where the tensor
- * cores need 1152 and the copies from the cache 1230 to 1540. */
+ * What bounds it: 32 keys of 576 channels are 252 KB of shared memory for 128 heads, about 2000 cycles, where the
+ * tensor cores need 1152 and the copies from the cache 1230 to 1540. */
 #include "ops/sparse/sparse_hopper.cuh"
 
 enum { SUM_KEYS = 32, ALL_HEADS = 128, WEIGHT_THREADS = GROUP + RESULTS, WARPS = RESULTS / 32 };
