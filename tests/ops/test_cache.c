@@ -58,7 +58,7 @@ static void rows_beyond_the_cache_are_refused_and_nothing_is_written(void **stat
         start = 2;
         assert_ok(t.ops->cache_store(&t.lane, &a), &t.e);
         a.cache.stride[3] = 2;
-        assert_fails(t.ops->cache_store(&t.lane, &a), ST_INVALID, &t.e, "contiguous");
+        assert_fails(t.ops->cache_store(&t.lane, &a), ST_INVALID, &t.e, "strided last dimension");
         dev_close(&t.dev);
     }
 }
