@@ -636,14 +636,17 @@ static struct kind_sizes csa_sizes(const struct config *c)
     return (struct kind_sizes){.token = fmax(rows, list), .weight = fmax(rows * in, wide * (double)m->o_lora_rank)};
 }
 
-static void csa_kernels(const struct kernel_report *r)
+static void shared_kernels(const struct kernel_report *r, bool indexer)
 {
-    bool known = r->cfg->model.mla_v == 512 && r->dev->real == DT_BF16 && r->hopper;
-    if (r->dev->kind == DEV_CUDA)
-        kernel_line(r, "compressed attention",
-                    known ? "own kernels on tensor cores" : "own kernels without tensor cores",
-                    known ? NULL : "tensor cores take bf16 and model.mla_v = 512, on Hopper");
+    const struct config_model *m = &r->cfg->model;
+    kernel_lines_sparse(r, &(struct sparse_sizes){.what = "window, entries",
+                                                  .width = m->mla_v,
+                                                  .values = m->mla_v,
+                                                  .index_heads = indexer ? m->dsa_indexer_n_heads : 0,
+                                                  .index_dim = m->dsa_indexer_head_dim});
 }
+static void csa_kernels(const struct kernel_report *r) { shared_kernels(r, true); }
+static void window_kernels(const struct kernel_report *r) { shared_kernels(r, false); }
 
 #define REFUSED                                                                                                        \
     "model.attn_gate", "model.attn_window", "model.attn_window_skip", "model.attn_sink", "model.softmax_scale",        \
@@ -674,7 +677,7 @@ const struct core_kind core_hca = {
     .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true},
     .flops = hca_flops,
     .sizes = csa_sizes,
-    .kernels = csa_kernels,
+    .kernels = window_kernels,
     .declare = hca_declare,
 };
 const struct core_kind core_window = {
@@ -686,6 +689,6 @@ const struct core_kind core_window = {
     .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true},
     .flops = window_flops,
     .sizes = csa_sizes,
-    .kernels = csa_kernels,
+    .kernels = window_kernels,
     .declare = window_declare,
 };

@@ -2,6 +2,7 @@
  * plan` print (model/kernels.c). The reasons come from the functions that the launchers ask, so what is printed is what
  * runs. Here is what kinds share; each has its own lines in its file. */
 #include "ops/attention/attention.h"
+#include "ops/sparse/sparse_path.h"
 #include "dev/cuda.h"
 #include "layers/layer.h"
 
@@ -65,4 +66,33 @@ void kernel_line_attention(const struct kernel_report *r, const struct attention
     snprintf(text, sizeof text, "%s%s%s%s", forward, same ? "" : " forward, ", same ? "" : backward,
              same ? "" : " backward");
     kernel_line(r, a->what, text, why);
+}
+
+/* What the launchers ask, of the model's shapes. A GPU on paper is a Hopper GPU unless gpu.portable says otherwise. */
+static struct sparse_device sparse_device_of(const struct kernel_report *r)
+{
+    const struct cuda_dev *gpu = r->on_paper ? NULL : r->dev->impl;
+    struct sparse_device d = sparse_some_hopper;
+    d.hopper = r->hopper;
+    if (gpu != NULL) {
+        d.untimed = gpu->want.untimed;
+        d.smem_per_block = gpu->smem_per_block;
+    }
+    return d;
+}
+
+void kernel_lines_sparse(const struct kernel_report *r, const struct sparse_sizes *s)
+{
+    if (r->dev->kind != DEV_CUDA)
+        return;
+    struct sparse_device d = sparse_device_of(r);
+    struct sparse_shape keys = {r->dev->real, r->cfg->model.heads, s->width, s->values,
+                                s->width % 8 == 0 && s->values % 8 == 0};
+    struct sparse_choice attention = sparse_path_of(&keys, &d);
+    kernel_line(r, s->what, attention.kernels, attention.why);
+    if (s->index_heads == 0)
+        return;
+    struct index_shape index = {r->dev->real, s->index_heads, s->index_dim, s->index_dim % 8 == 0, false};
+    struct sparse_choice scores = index_path_of(&index, &d);
+    kernel_line(r, "indexer scores", scores.kernels, scores.why);
 }

@@ -396,5 +396,12 @@ struct attention_sizes {
     int64_t width, values, keys, window; /* of queries and keys; of values; heads of keys; 0: none */
 };
 void kernel_line_attention(const struct kernel_report *r, const struct attention_sizes *a);
+/* Attention over lists of keys that all heads share, and the scores of its indexer. */
+struct sparse_sizes {
+    const char *what;
+    int64_t width, values;          /* channels of a key, and of a value */
+    int64_t index_heads, index_dim; /* 0: there is no indexer */
+};
+void kernel_lines_sparse(const struct kernel_report *r, const struct sparse_sizes *s);
 
 #endif

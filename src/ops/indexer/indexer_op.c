@@ -172,6 +172,7 @@ static const struct op_sample topk_samples[] = {
     {"b=1 s=200 h=64 d=128 topk=64 no_start=1 no_doc_start=1"},
     /* Tensor cores: few rows, documents, heads that fill no tile. */
     {"b=2 s=3 skv=150 h=20 d=64 topk=33 no_doc_start=1"},
+    {"b=2 s=140 skv=35 h=6 d=64 topk=5 ratio=4 no_start=1"},
     {"b=1 s=70 h=7 d=128 topk=16 no_start=1 relu=0"},
     {"b=1 s=2 skv=8300 h=3 d=64 topk=40 no_doc_start=1"}, /* more keys than a block of Hopper's takes */
     /* Equal scores: some, and more than a GPU collects. */

@@ -118,6 +118,7 @@ static const struct op_sample bench[] = {
     {"b=1 s=256 skv=512 h=8 d=80 dv=64 k=64 no_sink=1"},
     {"b=1 s=8192 skv=8192 h=128 d=576 dv=512 k=2048 scale=0.04 no_sink=1 gpu=1"},
     {"b=1 s=65536 skv=65536 h=128 d=576 dv=512 k=2048 scale=0.04 no_sink=1 gpu=1"},
+    {"b=1 s=65536 skv=81920 h=64 d=512 dv=512 k=640 scale=0.044 gpu=1"}, /* compressed sparse attention */
 };
 
 OP_TABLES(sparse_fwd, SPARSE_FWD_FIELDS);
