@@ -638,11 +638,7 @@ static struct kind_sizes csa_sizes(const struct config *c)
 
 static void csa_kernels(const struct kernel_report *r)
 {
-    bool known = r->cfg->model.mla_v == 512 && r->dev->real == DT_BF16 && r->hopper;
-    if (r->dev->kind == DEV_CUDA)
-        kernel_line(r, "compressed attention",
-                    known ? "own kernels on tensor cores" : "own kernels without tensor cores",
-                    known ? NULL : "tensor cores take bf16 and model.mla_v = 512, on Hopper");
+    kernel_line_sparse(r, "compressed attention", r->cfg->model.mla_v, r->cfg->model.mla_v);
 }
 
 #define REFUSED                                                                                                        \

@@ -20,7 +20,6 @@
  *
  * Nodes: q_down, q_norm, q_up, kv_down, kv_norm, (kv_up or absorb), index_q, index_k, index_norm, index_w, select,
  * core, expand, index_loss, proj. Decoding caches keys and ik instead of what heads expand them to. */
-#include "dev/cuda.h"
 #include "layers/mla_int.h"
 #include "ops/cache/cache.h"
 #include "ops/headmm/headmm.h"
@@ -28,7 +27,6 @@
 #include "ops/layernorm/layernorm.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/sparse/sparse.h"
-#include "ops/sparse/sparse_path.h"
 
 #include <math.h>
 #include <string.h>
@@ -546,19 +544,6 @@ static struct kind_sizes dsa_sizes(const struct config *c)
     return (struct kind_sizes){.token = wide, .weight = index * (double)max_i64(m->hidden, m->mla_q_rank)};
 }
 
-/* What the launchers ask, of the model's shapes. A GPU on paper is a Hopper GPU unless gpu.portable says otherwise. */
-static struct sparse_device device_of(const struct kernel_report *r)
-{
-    const struct cuda_dev *gpu = r->on_paper ? NULL : r->dev->impl;
-    struct sparse_device d = sparse_some_hopper;
-    d.hopper = r->hopper;
-    if (gpu != NULL) {
-        d.untimed = gpu->want.untimed;
-        d.smem_per_block = gpu->smem_per_block;
-    }
-    return d;
-}
-
 /* Sequences that are not longer than what is selected go through dense latent attention. */
 static void dsa_kernels(const struct kernel_report *r)
 {
@@ -568,16 +553,8 @@ static void dsa_kernels(const struct kernel_report *r)
                                                            .width = c->mla_nope + c->mla_rope,
                                                            .values = c->mla_v,
                                                            .keys = c->heads});
-    if (r->dev->kind != DEV_CUDA)
-        return;
-    struct sparse_device d = device_of(r);
-    int64_t key = c->mla_kv_rank + c->mla_rope;
-    struct sparse_shape s = {r->dev->real, c->heads, key, c->mla_kv_rank, key % 8 == 0 && c->mla_kv_rank % 8 == 0};
-    struct index_shape i = {r->dev->real, c->dsa_indexer_n_heads, c->dsa_indexer_head_dim,
-                            c->dsa_indexer_head_dim % 8 == 0, false};
-    struct sparse_choice attention = sparse_path_of(&s, &d), scores = index_path_of(&i, &d);
-    kernel_line(r, "sparse attention", attention.kernels, attention.why);
-    kernel_line(r, "indexer scores", scores.kernels, scores.why);
+    kernel_line_sparse(r, "sparse attention", c->mla_kv_rank + c->mla_rope, c->mla_kv_rank);
+    kernel_line_indexer(r);
 }
 
 const struct core_kind core_dsa = {

@@ -4,6 +4,7 @@
 #include "ops/attention/attention.h"
 #include "dev/cuda.h"
 #include "layers/layer.h"
+#include "ops/sparse/sparse_path.h"
 
 #include <string.h>
 
@@ -65,4 +66,39 @@ void kernel_line_attention(const struct kernel_report *r, const struct attention
     snprintf(text, sizeof text, "%s%s%s%s", forward, same ? "" : " forward, ", same ? "" : backward,
              same ? "" : " backward");
     kernel_line(r, a->what, text, why);
+}
+
+/* A GPU on paper is a Hopper GPU unless gpu.portable says otherwise. */
+static struct sparse_device sparse_device_of(const struct kernel_report *r)
+{
+    const struct cuda_dev *gpu = r->on_paper ? NULL : r->dev->impl;
+    struct sparse_device d = sparse_some_hopper;
+    d.hopper = r->hopper;
+    if (gpu != NULL) {
+        d.untimed = gpu->want.untimed;
+        d.smem_per_block = gpu->smem_per_block;
+    }
+    return d;
+}
+
+void kernel_line_sparse(const struct kernel_report *r, const char *what, int64_t width, int64_t values)
+{
+    if (r->dev->kind != DEV_CUDA)
+        return;
+    struct sparse_device d = sparse_device_of(r);
+    struct sparse_shape s = {r->dev->real, r->cfg->model.heads, width, values, width % 8 == 0 && values % 8 == 0};
+    struct sparse_choice c = sparse_path_of(&s, &d);
+    kernel_line(r, what, c.kernels, c.why);
+}
+
+void kernel_line_indexer(const struct kernel_report *r)
+{
+    const struct config_model *m = &r->cfg->model;
+    if (r->dev->kind != DEV_CUDA)
+        return;
+    struct sparse_device d = sparse_device_of(r);
+    struct index_shape s = {r->dev->real, m->dsa_indexer_n_heads, m->dsa_indexer_head_dim,
+                            m->dsa_indexer_head_dim % 8 == 0, false};
+    struct sparse_choice c = index_path_of(&s, &d);
+    kernel_line(r, "indexer scores", c.kernels, c.why);
 }

@@ -396,5 +396,9 @@ struct attention_sizes {
     int64_t width, values, keys, window; /* of queries and keys; of values; heads of keys; 0: none */
 };
 void kernel_line_attention(const struct kernel_report *r, const struct attention_sizes *a);
+/* Attention over lists of keys of `width` channels, whose first `values` are the value; scores of the model's indexer. On
+ * a GPU only. */
+void kernel_line_sparse(const struct kernel_report *r, const char *what, int64_t width, int64_t values);
+void kernel_line_indexer(const struct kernel_report *r);
 
 #endif

@@ -75,6 +75,8 @@ static void reasons_are_printed(void **state)
          "indexer scores     own kernels on tensor cores: not a Hopper GPU, or gpu.portable\n"},
         {"model.pattern=D- model.mla_kv_rank=48 model.mla_rope=64 model.dsa_indexer_head_dim=96", false, false,
          "indexer scores     own kernels without tensor cores: tensor cores take indexer heads of 64 or 128"},
+        {"model.pattern=W- model.mla_v=512 model.mla_q_rank=32 model.o_groups=2 model.o_lora_rank=8", false, false,
+         "compressed attention own kernels on tensor cores: those for Hopper have not been timed on a GPU"},
         {"model.pattern=*- model.mhc_streams=4", false, false,
          "hyper-connections  fused, one pass of Hopper's clusters: clusters of this width fill the GPU"},
         {"model.pattern=*- model.mhc_streams=4", true, false, "separate kernels: not a Hopper GPU"},

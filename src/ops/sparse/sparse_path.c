@@ -20,7 +20,8 @@ static const char *not_cores(const struct sparse_shape *s, const struct sparse_d
     if (s->real != DT_BF16)
         return "tensor cores take bf16";
     if (!known && !(s->width == 160 && s->values == 128))
-        return "tensor cores take keys of 512 channels and 64 rotary ones or none (model.mla_kv_rank, model.mla_rope)";
+        return "tensor cores take keys of 512 channels and 64 rotary ones or none (model.mla_kv_rank, model.mla_rope; "
+               "model.mla_v)";
     if (!s->aligned)
         return "tensor cores take rows that are aligned to 16 bytes";
     return d->smem_per_block < CORES_SMEM ? "tensor cores need the shared memory of a Hopper GPU" : NULL;
