@@ -64,6 +64,9 @@ fp8="--gpu.precision=fp8 --plan.recompute="
     step "hybrid-2.8b, FP8" "137 ms" configs/h200/hybrid-2.8b.ini --gpu.precision=fp8
     step "moe-3.6b, FP8" "145 ms" configs/h200/moe-3.6b.ini --gpu.precision=fp8
 }
+say "where a step of dense-1b in FP8 goes: before, AdamW took 7.9 ms and codes of weights 1.5"
+# shellcheck disable=SC2086
+"$braid" bench train configs/h200/dense-1b.ini $fp8 --steps=4 --profile=on 2>&1 | head -n 40
 if [ -n "$peer" ]; then
     timeout 100 python3 "$PEER" "$dense" --fp8 tensorwise 2>&1 | grep -E 'RESULT|Error' || { echo "the peer failed"; failed=1; }
 fi

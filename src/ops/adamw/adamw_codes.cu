@@ -45,25 +45,40 @@ __device__ __forceinline__ uint4 update_four(const struct rates &r, const struct
     return repack<float>(p);
 }
 
-/* FULL: no part of the tile is outside of the matrix, so that the loads of a row need no condition. All eight of them
- * are under way before the first is needed. */
+/* A row of a thread: four elements in each half of the tile, or nothing outside of the matrix. */
+struct two_fours {
+    struct four low, high;
+};
+template <bool FULL>
+__device__ __forceinline__ struct two_fours load_row(const struct coded_part &at, int64_t row, int64_t col)
+{
+    struct two_fours x = {};
+    if (FULL || (row < at.o.rows && col < at.o.cols))
+        x.low = load_four(at, row * at.o.cols + col);
+    if (FULL || (row < at.o.rows && col + F8_TILE / 2 < at.o.cols))
+        x.high = load_four(at, row * at.o.cols + col + F8_TILE / 2);
+    return x;
+}
+
+/* FULL: no part of the tile is outside of the matrix, so that loads need no condition. The next row is on its way while
+ * this one is updated: its loads come before the stores, which the compiler would not exchange. */
 template <bool FULL>
 __device__ __forceinline__ void update_tile(const struct rates &r, const struct coded_part &at, int64_t r0, int64_t c0,
                                             f8_eight<float> *tile)
 {
     int64_t row = r0 + threadIdx.x / 16 * 8, col = c0 + f8_column<true>(threadIdx.x % 16, 0, 0);
+    constexpr int AHEAD = 6; /* rows after which registers for two are no longer free */
+    struct two_fours now = load_row<FULL>(at, row, col), next = {};
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int64_t at_row = (row + i) * at.o.cols + col;
-        bool low = FULL || (row + i < at.o.rows && col < at.o.cols),
-             high = FULL || (row + i < at.o.rows && col + F8_TILE / 2 < at.o.cols);
-        struct four a = {}, b = {};
-        if (low)
-            a = load_four(at, at_row);
-        if (high)
-            b = load_four(at, at_row + F8_TILE / 2);
-        tile[i].raw[0] = low ? update_four(r, at, at_row, a) : zero_raw();
-        tile[i].raw[1] = high ? update_four(r, at, at_row + F8_TILE / 2, b) : zero_raw();
+    for (int i = 0; i < 8; i++, row++) {
+        int64_t here = row * at.o.cols + col;
+        if (i < AHEAD)
+            next = load_row<FULL>(at, row + 1, col);
+        bool low = FULL || (row < at.o.rows && col < at.o.cols),
+             high = FULL || (row < at.o.rows && col + F8_TILE / 2 < at.o.cols);
+        tile[i].raw[0] = low ? update_four(r, at, here, now.low) : zero_raw();
+        tile[i].raw[1] = high ? update_four(r, at, here + F8_TILE / 2, now.high) : zero_raw();
+        now = i < AHEAD ? next : i < 7 ? load_row<FULL>(at, row + 1, col) : now;
     }
 }
 
