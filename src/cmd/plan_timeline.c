@@ -543,7 +543,7 @@ static int take_tokens(const char *text, double *out, struct err *e)
 int plan_search(struct config *c, const struct timeline_words *w, struct err *e)
 {
     struct machine m;
-    struct search_opts o = {.simulated = 32};
+    struct search_opts o = {.simulated = 64};
     struct buf out;
     int64_t gpus;
     TRY(machine_from(&m, w, e));

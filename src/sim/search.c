@@ -485,13 +485,13 @@ static void print_head(const struct finder *f, int meshes, struct buf *out)
     buf_add(out, "  options\n");
 }
 
-/* Was the same division of a microbatch refused before, whatever the stages and policy? */
+/* Was the same mesh with the same microbatches refused before, whatever the policy? */
 static bool is_refused(const struct finder *f, const struct attempt *k)
 {
     for (int i = 0; i < f->n; i++) {
         const struct attempt *x = &f->list[i];
-        if (x->refused && x->tp == k->tp && x->cp == k->cp && x->ep == k->ep && x->etp == k->etp &&
-            x->micro == k->micro)
+        if (x->refused && x->pp == k->pp && x->vpp == k->vpp && x->tp == k->tp && x->cp == k->cp && x->ep == k->ep &&
+            x->etp == k->etp && x->micro == k->micro)
             return true;
     }
     return false;

@@ -156,6 +156,10 @@ static void tensor_and_context_parallelism_are_searched(void **state)
     assert_non_null(strstr(rows, "--parallel.tp=4"));
     assert_non_null(strstr(rows, "--parallel.cp=4"));
     buf_release(&out);
+    search(&out, "train.global_batch=16 train.seq=512 model.experts=2 model.expert_ffn=4096 model.vocab_multiple=4", 4,
+           1e12);
+    assert_non_null(strstr(strstr(out.text, "options\n"), "--parallel.etp=4"));
+    buf_release(&out);
 }
 
 int main(void)
