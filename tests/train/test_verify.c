@@ -141,7 +141,8 @@ static void a_sample_has_every_pair(void **state)
     static const char *const wanted[][2] = {{"zero 3", "EP2"},        {"zero 3", "VPP2"},       {"zero 2", "PP2 "},
                                             {"zero 2", "overlap ep"}, {"zero 3", "overlap dw"}, {"zero 3", "delayed"},
                                             {"zero 3", "recomputed"}, {"PP4", "zero 2"},        {"zero 0", "EP2"},
-                                            {"zero 3", "x 8,"}};
+                                            {"zero 3", "x 8,"},       {"ETP2", "EP4"},          {"ETP2", "zero 3"},
+                                            {"TP2 over", "ETP2"},     {"ETP2", "overlap ep"}};
     for (int i = 0; i < countof(wanted); i++) {
         int found = 0;
         for (int k = 0; k < some.n; k++)
