@@ -460,7 +460,6 @@ static bool ffn_does_not_divide(const struct config *c)
     return c->model.expert_ffn % (max_i64(c->parallel.etp, 1) * max_i64(c->model.glu_interleave, 1)) != 0 &&
            c->parallel.etp > 1;
 }
-static bool bias_of_slices(const struct config *c) { return c->parallel.etp > 1 && c->model.expert_bias; }
 static bool codes_of_sums(const struct config *c)
 {
     return c->parallel.etp > 1 && c->parallel.ep_fp8 == CFG_EP_FP8_BOTH;
@@ -599,10 +598,6 @@ static const struct rule moe_rules[] = {
     {"expert-ffn-over-ranks", ffn_does_not_divide,
      "parallel.etp ranks share each expert: model.expert_ffn must be a multiple of it (times model.glu_interleave)",
      {"parallel.etp", "model.expert_ffn", "model.glu_interleave"}},
-    {"etp-without-expert-bias", bias_of_slices,
-     "with parallel.etp above 1 every rank of an expert would add the bias of fc2; use model.expert_bias = off or "
-     "parallel.etp = 1",
-     {"parallel.etp", "model.expert_bias"}},
     {"etp-returns-sums", codes_of_sums,
      "with parallel.etp above 1 outputs of experts are summed before they return, so they do not travel as codes; use "
      "parallel.ep_fp8 = dispatch",

@@ -40,18 +40,20 @@ static struct weight declare_table(struct build *b, const struct moe *m)
     return m->hashed ? build_weight(b, &table) : no_weight();
 }
 
-/* This rank's slice of the width of each expert, where several share them: gate and up rows of fc1, columns of fc2.
- * Biases are refused then: that of fc2 would be added by every rank. */
-static void slice_experts(struct build *b, struct moe *m, struct param *p1, struct param *p2)
+/* This rank's slice of the width of each expert, where several share them: gate and up rows of fc1 with their biases,
+ * columns of fc2. */
+static void slice_experts(struct build *b, struct moe *m, struct param *p1, struct param *b1, struct param *p2)
 {
     int etp = b->mesh->etp, rank = b->mesh->etp_rank;
     int64_t blocks = m->act.interleave > 0 ? m->ffn / m->act.interleave : m->ffn;
     int64_t section = m->act.interleave > 0 ? m->wide : m->ffn; /* gate and up alternate, or follow each other */
-    for (int64_t at = 0; at < m->wide; at += section)
+    for (int64_t at = 0; at < m->wide; at += section) {
         param_split_section(p1, 1, section, UNIT_FFN, blocks);
+        param_split_section(b1, 1, section, UNIT_FFN, blocks);
+    }
     param_split_section(p2, 2, m->ffn, UNIT_FFN, blocks);
     if (b->g->err.code != ST_OK || param_cut(p1, etp, rank, &b->g->err) != ST_OK ||
-        param_cut(p2, etp, rank, &b->g->err) != ST_OK)
+        param_cut(b1, etp, rank, &b->g->err) != ST_OK || param_cut(p2, etp, rank, &b->g->err) != ST_OK)
         return;
     m->ffn /= etp;
     m->wide /= etp;
@@ -76,8 +78,7 @@ void moe_declare_params(struct build *b, struct moe *m, struct moe_slots *s)
             of_experts[i]->shard.first = b->mesh->ep_rank * m->local;
         }
     }
-    slice_experts(b, m, &p1, &p2);
-    param_split(&b1, 0, UNIT_EXPERTS, m->experts);
+    slice_experts(b, m, &p1, &b1, &p2);
     param_split(&b2, 0, UNIT_EXPERTS, m->experts);
     for (int i = 0; i < countof(of_experts); i++)
         of_experts[i]->split.grad = GRAD_OVER_TOKENS; /* ranks that hold the same experts */
@@ -90,5 +91,6 @@ void moe_declare_params(struct build *b, struct moe *m, struct moe_slots *s)
     s->bias = c->router_bias && !m->hashed ? build_weight(b, &bias) : no_weight();
     build_expert_weights(b, &p1, &p2, &s->w1, &s->w2);
     s->b1 = c->expert_bias ? build_weight(b, &b1) : no_weight();
-    s->b2 = c->expert_bias ? build_weight(b, &b2) : no_weight();
+    /* The results of slices are added up: one of them has the bias of fc2. */
+    s->b2 = c->expert_bias && b->mesh->etp_rank == 0 ? build_weight(b, &b2) : no_weight();
 }

@@ -25,13 +25,13 @@ static enum dtype saved_type(const struct trainer *t, const struct param *p, enu
     return what == WHAT_VALUE ? param_dtype(p, t->dev.wide) : t->dev.wide;
 }
 
-/* spread: of ranks that hold copies not always the first answers, but parameter by parameter another one. */
-static struct extent extent_of(const struct model *m, int k, enum what what, bool spread)
+/* turn: of ranks that hold copies not always the first answers, but the one whose turn it is. */
+static struct extent extent_of(const struct model *m, int k, enum what what, int turn)
 {
     const struct param_entry *row = &m->params.list[k];
     const struct mesh *mesh = &m->mesh;
-    int responsible = spread ? k % mesh_copies(mesh, &row->p) : 0;
-    bool copy = mesh_copy_rank(mesh, &row->p) != responsible; /* of what another rank answers for */
+    bool copy =
+        mesh_copy_rank(mesh, &row->p) != turn % mesh_copies(mesh, &row->p); /* of what another rank answers for */
     bool far_end = row->p.shared_ends && mesh->pp_rank > 0;
     /* Experts live on every rank of ep_comm, each a slice; what is whole on all of them is answered for by one. Where a
      * rank updates a piece it answers for that: its copy of the others' pieces is renewed by the next step. */
@@ -49,7 +49,9 @@ static int local_row(const struct pieces *s, int i) { return s->full.local[s->of
 static struct extent own_extent(const struct pieces *s, int i)
 {
     int k = local_row(s, i);
-    return k >= 0 ? extent_of(&s->t->model, k, (enum what)s->of[i].what, s->spread) : (struct extent){0};
+    /* Turns are counted in the table of all parameters, which every rank has. */
+    return k >= 0 ? extent_of(&s->t->model, k, (enum what)s->of[i].what, s->spread ? s->of[i].index : 0)
+                  : (struct extent){0};
 }
 
 /* ---- who gets what --------------------------------------------------------------------------- */

@@ -243,7 +243,6 @@ static const struct rule_case rule_cases[] = {
     {"expert-ffn-over-ranks", {"parallel.etp", "3", "model.expert_ffn", "64", "model.pattern", "*E"}},
     {"expert-ffn-over-ranks",
      {"parallel.etp", "2", "model.expert_ffn", "24", "model.glu_interleave", "8", "model.pattern", "*E"}},
-    {"etp-without-expert-bias", {"parallel.etp", "2", "model.expert_bias", "on", "model.pattern", "*E"}},
     {"etp-returns-sums", {"parallel.ep_fp8", "both", "parallel.etp", "2", "model.pattern", "*E"}},
     {"etp-within-scale-blocks",
      {"parallel.etp", "2", "model.hidden", "640", "model.expert_ffn", "384", "gpu.precision", "fp8", "model.pattern",

@@ -71,7 +71,7 @@ static const struct model_case models[] = {
      deep_meshes, countof(deep_meshes)},
     {"experts and rows",
      "model.pattern=*E-E model.experts=4 model.topk=2 model.expert_ffn=12 model.shared_ffn=8 model.shared_gate=on "
-     "model.router_score=sigmoid model.router_bias=on model.aux_loss=0.01",
+     "model.router_score=sigmoid model.router_bias=on model.aux_loss=0.01 model.expert_bias=on",
      row_meshes, countof(row_meshes)},
 };
 

@@ -141,7 +141,8 @@ static void a_sample_has_every_pair(void **state)
     static const char *const wanted[][2] = {{"zero 3", "EP2"},        {"zero 3", "VPP2"},       {"zero 2", "PP2 "},
                                             {"zero 2", "overlap ep"}, {"zero 3", "overlap dw"}, {"zero 3", "delayed"},
                                             {"zero 3", "recomputed"}, {"PP4", "zero 2"},        {"zero 0", "EP2"},
-                                            {"zero 3", "x 8,"}};
+                                            {"zero 3", "x 8,"},       {"ETP2", "EP4"},          {"ETP2", "zero 3"},
+                                            {"TP2 over", "ETP2"},     {"ETP2", "overlap ep"}};
     for (int i = 0; i < countof(wanted); i++) {
         int found = 0;
         for (int k = 0; k < some.n; k++)
@@ -388,13 +389,20 @@ static void rows_are_not_gathered_over_etp(struct trainer *t)
     replace(&t->train.g, "1.moe.dispatch", keep_own_rows);
 }
 
-/* Slices of experts are taken for copies. */
+/* Slices of experts are taken for copies: their gradients are added up. */
+static int reduce_over_slices(const struct step_ctx *c)
+{
+    struct mesh *m = (struct mesh *)(uintptr_t)&before.m->mesh;
+    struct comm *copies = m->edp_comm;
+    m->edp_comm = m->etp_comm;
+    int st = before.fn(c);
+    m->edp_comm = copies;
+    return st;
+}
 static void slices_are_reduced_as_copies(struct trainer *t)
 {
-    struct mesh *m = &t->model.mesh;
-    struct comm *slices = m->etp_comm;
-    m->etp_comm = m->edp_comm;
-    m->edp_comm = slices;
+    before.m = &t->model;
+    replace(&t->train.g, "1.unit.reduce_experts", reduce_over_slices);
 }
 
 /* Loads of routers are those of a rank's own rows. */
@@ -421,7 +429,8 @@ static void mistakes_of_other_programs_are_found(void **state)
         {"expert_norm_left_out_under_etp", "*E*E", "ETP2", "", leave_experts_out_of_the_norm},
         {"rows_not_gathered_over_etp", "*E*E", "ETP2 x EP2", "", rows_are_not_gathered_over_etp},
         /* the same: gradients of experts are mixed with EP = 1 and ETP != TP */
-        {"slices_of_experts_taken_for_copies", "*E*E", "ETP2 x 2 copies, zero 2", "", slices_are_reduced_as_copies},
+        {"slices_of_experts_taken_for_copies", "*E*E", "ETP2 x 2 copies, zero 2", "mlp.experts",
+         slices_are_reduced_as_copies},
         {"layer_output_not_summed_over_tp", "*-*-", "TP2", "", rows_are_not_summed},
         {"input_gradient_not_summed_over_tp", "*-*-", "TP2", "", input_gradient_is_not_summed},
         /* NVIDIA/Megatron-LM 5916: the norm, and with it clipping, leaves out experts with EP > 1 */
