@@ -24,11 +24,14 @@ static const char own_options[] = "model.pattern model.layers model.mhc_streams 
 
 static void show_row(const struct verify_row *r)
 {
+    double most;
     printf("%-58s %2d  ", r->variant->name, r->variant->ranks);
     switch (r->outcome) {
     case VERIFY_SAME_BITS: printf("bit-equal%42s", ""); break;
     case VERIFY_CLOSE:
-        printf("equal but for the order of sums: %-7.1e %10s", fmax(fmax(r->grad, r->param), r->saved), "");
+        most = fmax(fmax(r->grad, r->param), r->saved);
+        printf("equal but for the %s: %-7.1e %10s", most > VERIFY_ALLOWED ? "rounding of FP8" : "order of sums", most,
+               "");
         break;
     case VERIFY_DIFFERS:
         printf("DIFFERS: loss %.1e, norm %.1e, gradient %.1e, parameter %.1e, checkpoint %.1e\n%64slargest in %s ",

@@ -285,7 +285,7 @@ static bool too_large_to_count(const struct config *c)
 static bool fp8_tokens_odd(const struct config *c)
 {
     return c->gpu.precision == CFG_PRECISION_FP8 && c->run.device == CFG_DEVICE_CUDA &&
-           c->train.micro_batch * (c->train.seq / c->parallel.cp) % 16 != 0;
+           c->train.micro_batch * (c->train.seq / c->parallel.cp) / c->parallel.tp % 16 != 0;
 }
 static bool min_lr_above_lr(const struct config *c) { return c->train.min_lr > c->train.lr; }
 
@@ -414,16 +414,9 @@ static bool layers_need_all_weights(const struct config *c)
 }
 static bool routes_of_parts(const struct config *c) { return c->parallel.cp > 1 && c->train.replay_routes[0] != '\0'; }
 static bool capacity_of_parts(const struct config *c) { return c->parallel.cp > 1 && c->model.router_capacity > 0; }
-static bool adapters_divided(const struct config *c) { return c->parallel.tp > 1 && c->lora.rank > 0; }
-static bool codes_divided(const struct config *c)
+static bool one_scale_divided(const struct config *c)
 {
-    return c->parallel.tp > 1 && c->gpu.precision == CFG_PRECISION_FP8;
-}
-
-/* Codes are made from whole weights once per step. */
-static bool zero3_with_codes(const struct config *c)
-{
-    return c->parallel.zero > 2 && c->gpu.precision == CFG_PRECISION_FP8;
+    return c->parallel.tp > 1 && c->gpu.precision == CFG_PRECISION_FP8 && c->gpu.fp8_recipe == CFG_FP8_TENSOR;
 }
 
 /* clang-format off */
@@ -435,8 +428,8 @@ static const struct rule general_rules[] = {
      "parallel.cp divides sequences, and model.pattern has a layer that needs whole ones; use parallel.cp = 1",
      {"parallel.cp", "model.pattern"}},
     {"tp-needs-layers-that-divide", layers_need_all_weights,
-     "parallel.tp divides layers, and model.pattern has one that does not divide (sparse and compressed attention, "
-     "D, C, H and W, keep all heads together); use parallel.tp = 1",
+     "parallel.tp divides layers, and model.pattern has one that does not divide (compressed attention, C, H and W, "
+     "keeps all heads together); use parallel.tp = 1",
      {"parallel.tp", "model.pattern"}},
     {"cp-without-capacity", capacity_of_parts,
      "model.router_capacity drops tokens by comparing all of a microbatch, which parallel.cp divides; use "
@@ -445,15 +438,10 @@ static const struct rule general_rules[] = {
     {"cp-without-replayed-routes", routes_of_parts,
      "train.replay_routes reads the choices of whole sequences, which parallel.cp divides; use parallel.cp = 1",
      {"train.replay_routes", "parallel.cp"}},
-    {"lora-without-tp", adapters_divided,
-     "adapters of layers that parallel.tp divides are not built; use parallel.tp = 1", {"lora.rank", "parallel.tp"}},
-    {"fp8-without-tp", codes_divided,
-     "FP8 codes of layers that parallel.tp divides are not built; use gpu.precision = bf16 or parallel.tp = 1",
-     {"gpu.precision", "parallel.tp"}},
-    {"zero3-without-codes", zero3_with_codes,
-     "parallel.zero = 3 keeps shards of weights, and gpu.precision = fp8 makes codes from whole ones; use "
-     "parallel.zero = 2",
-     {"parallel.zero", "gpu.precision"}},
+    {"tensor-scale-without-tp", one_scale_divided,
+     "gpu.fp8_recipe = tensor has one scale for a whole tensor, which parallel.tp divides; use gpu.fp8_recipe = "
+     "blockwise or parallel.tp = 1",
+     {"gpu.fp8_recipe", "parallel.tp"}},
     {"zero3-without-stages", zero3_with_stages,
      "parallel.zero = 3 gathers the weights of a stage anew for every microbatch in flight; with pipeline stages use "
      "parallel.zero = 2",
@@ -510,9 +498,8 @@ static const struct rule general_rules[] = {
      "a tensor of this model would have more than 2^50 elements",
      {"train.micro_batch", "train.seq", "model.hidden", "model.heads"}},
     {"fp8-tokens", fp8_tokens_odd,
-     "gpu.precision = fp8 on a GPU needs train.micro_batch * train.seq / parallel.cp in multiples of 16: tokens are "
-     "summed "
-     "over in codes",
+     "gpu.precision = fp8 on a GPU needs train.micro_batch * train.seq / parallel.cp / parallel.tp in multiples of 16: "
+     "tokens are summed over in codes",
      {"gpu.precision", "train.micro_batch", "train.seq", "parallel.cp"}},
     {"min-lr-below-lr", min_lr_above_lr,
      "train.min_lr must not be above train.lr",

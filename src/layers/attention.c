@@ -245,7 +245,8 @@ static void declare_params(struct build *b, const struct attention *m, struct at
         param_replicate(&qn, GRAD_OVER_HEADS);
         param_replicate(&kn, GRAD_OVER_HEADS);
     }
-    *wqkv = build_linear_weight(b, &p);
+    bool shared = b->mesh->tp > m->kv_heads; /* two products, which take no codes */
+    *wqkv = shared ? build_weight(b, &p) : build_linear_weight(b, &p);
     *bqkv = c->qkv_bias || c->attn_bias || c->bias ? build_weight(b, &pb) : no_weight();
     *wo = build_linear_weight(b, &o);
     *bo = c->attn_bias || c->bias ? build_weight(b, &ob) : no_weight();
@@ -335,14 +336,16 @@ static void declare_parts(struct build *b, const struct attention *m, const stru
     struct graph *g = b->g;
     int n = graph_node(g, "qkv", LANE_COMPUTE, NULL);
     struct tensor h = of(g, io->h), w = of(g, weight.w), dw = of(g, weight.dw), b1 = of(g, bias.w), db = of(g, bias.dw);
-    const struct {
-        slot_id y, dy;
-        int64_t first, rows;
-    } half[] = {{s->qkv, s->dqkv, 0, m->width}, {s->part, s->dpart, m->width, 2 * m->part}};
-    for (int i = 0; i < countof(half); i++)
-        GRAPH_OP(g, n, PH_FWD, gemm, .a = h, .b = tensor_rows(&w, half[i].first, half[i].rows), .c = of(g, half[i].y),
-                 .bias = b1.data != NULL ? tensor_rows(&b1, half[i].first, half[i].rows) : b1, .trans_b = true,
+    int64_t d = b->cfg->model.hidden, q = m->width, kv = m->part;
+    const struct linear half[] = {
+        {io->h, s->qkv, s->dqkv, io->dh, weight, bias, d, q, .part = {{"q", q}, {"k", 0}, {"v", 0}}},
+        {io->h, s->part, s->dpart, io->dh, weight, bias, d, 2 * kv, q, .part = {{"q", 0}, {"k", kv}, {"v", kv}}}};
+    for (int i = 0; i < countof(half); i++) {
+        GRAPH_OP(g, n, PH_FWD, gemm, .a = h, .b = tensor_rows(&w, half[i].first, half[i].out), .c = of(g, half[i].y),
+                 .bias = b1.data != NULL ? tensor_rows(&b1, half[i].first, half[i].out) : b1, .trans_b = true,
                  .alpha = 1);
+        lora_forward(b, n, &half[i], i == 0 ? "qkv" : "kv");
+    }
     if (m->rope || m->qk_norm)
         declare_rotation(g, n, m, s, raw_query(m, of(g, s->qkv)), query(g, m, s), s->q_norm.w, s->rstd_q);
     double flops = 2 * (double)b->rows * (double)b->cfg->model.hidden * (double)(m->width + 2 * m->part);
@@ -354,12 +357,13 @@ static void declare_parts(struct build *b, const struct attention *m, const stru
     graph_again(g, n, s->qk);
     for (int i = 0; i < countof(half); i++) {
         struct tensor dy = of(g, half[i].dy);
-        GRAPH_OP(g, n, PH_BWD, gemm, .a = dy, .b = tensor_rows(&w, half[i].first, half[i].rows), .c = of(g, io->dh),
+        GRAPH_OP(g, n, PH_BWD, gemm, .a = dy, .b = tensor_rows(&w, half[i].first, half[i].out), .c = of(g, io->dh),
                  .alpha = 1);
-        GRAPH_OP(g, n, PH_DW, gemm, .a = dy, .b = h, .c = tensor_rows(&dw, half[i].first, half[i].rows),
-                 .trans_a = true, .alpha = 1);
+        GRAPH_OP(g, n, PH_DW, gemm, .a = dy, .b = h, .c = tensor_rows(&dw, half[i].first, half[i].out), .trans_a = true,
+                 .alpha = 1);
         if (db.data != NULL)
-            GRAPH_OP(g, n, PH_DW, colsum, .x = dy, .out = tensor_rows(&db, half[i].first, half[i].rows));
+            GRAPH_OP(g, n, PH_DW, colsum, .x = dy, .out = tensor_rows(&db, half[i].first, half[i].out));
+        lora_backward(b, n, &half[i]);
     }
     graph_cost(g, n, PH_BWD, flops, 0);
     graph_cost(g, n, PH_DW, flops, 0);

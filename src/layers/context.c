@@ -68,6 +68,25 @@ struct context_rows context_rows(struct build *b, const char *name, int64_t widt
     return r;
 }
 
+static void fill_first(struct tensor *host, const void *first) { *(int64_t *)host->data = *(const int64_t *)first; }
+
+slot_id context_first(struct build *b)
+{
+    struct graph *g = b->g;
+    int64_t *first = context_divides(b) ? graph_own(g, sizeof *first) : NULL;
+    if (first == NULL)
+        return NO_SLOT;
+    *first = b->mesh->cp_rank * b->seq;
+    const char *scope = g->scope;
+    int layer = g->layer;
+    graph_scope(g, -1, "context");
+    slot_id s =
+        build_table(b, b->mode == BUILD_TRAIN ? "first" : "first_eval", tensor_1d(NULL, DT_I64, 1), fill_first, first);
+    g->scope = scope;
+    g->layer = layer;
+    return s;
+}
+
 void context_gather(struct build *b, const char *name, const struct context_rows *r)
 {
     struct graph *g = b->g;
@@ -88,7 +107,9 @@ void context_gather(struct build *b, const char *name, const struct context_rows
         return;
     graph_again(g, n, r->all);
     int64_t pieces = b->mesh->cp - b->mesh->cp_rank;
-    slot_id work = build_real(b, "kv_sum_work", b->rows * pieces, r->width);
+    char work_name[64];
+    snprintf(work_name, sizeof work_name, "%s_sum_work", name);
+    slot_id work = build_real(b, work_name, b->rows * pieces, r->width);
     GRAPH_PHASE(g, n, PH_BWD,
                 sum_step, [SUM_ALL] = READS(r->dall), [SUM_OWN] = WRITES(r->down), [SUM_WORK] = WRITES(work));
     graph_cost(g, n, PH_BWD, 0, bytes);

@@ -27,6 +27,8 @@ struct context_rows {
     slot_id down, dall;  /* gradients: of own, with the contributions of all ranks; of all. NO_SLOT unless training */
 };
 struct context_rows context_rows(struct build *b, const char *name, int64_t width);
+/* The index of this rank's first token in its sequence, I64 [1], for ops that ask for it; NO_SLOT where it has all. */
+slot_id context_first(struct build *b);
 /* The node that gathers (and in the backward pass sums): after the one that writes own, before those that read all. */
 void context_gather(struct build *b, const char *name, const struct context_rows *r);
 

@@ -18,6 +18,12 @@
  * backward phase computes loss and gradients together, after those of the layer above. Layers between those with an
  * indexer (dsa_indexer_topk_freq) take the lists of the last one.
  *
+ * Under tensor parallelism heads are divided as in mla.c, and the indexer runs on every rank, so that all select the
+ * same keys. It learns from the heads of its rank: the gradient of the loss is linear in the attention it learns from,
+ * and each head's sums to 1, so that the mean over ranks is the gradient for all heads, and nothing travels. (The loss
+ * itself, which the log shows, then is the mean of the ranks', somewhat above that of all heads together.) Under
+ * context parallelism rows [latent | rotary key] and ik of the ranks before are gathered.
+ *
  * Nodes: q_down, q_norm, q_up, kv_down, kv_norm, (kv_up or absorb), index_q, index_k, index_norm, index_w, select,
  * core, expand, index_loss, proj. Decoding caches keys and ik instead of what heads expand them to. */
 #include "layers/mla_int.h"
@@ -46,6 +52,9 @@ struct dsa_slots {
     slot_id keys, dkeys, qa, dqa, ol, dol;
     slot_id iq, diq, ikd, dikd, ik, dik, iw, diw, mean, rstd, idx;
     slot_id key_cache, index_cache;
+    slot_id first; /* of this rank's tokens in a sequence; NO_SLOT: 0 */
+    bool divided;  /* parallel.cp: then these exist */
+    struct context_rows far_keys, far_index;
     struct weight up, k_norm, k_bias;
 };
 
@@ -109,10 +118,12 @@ static int find_shared(struct build *b, const struct config_model *c, struct dsa
 static void absorbed_slots(struct build *b, const struct dsa *d, struct dsa_slots *s)
 {
     int64_t key = d->m.kv_rank + d->m.rope, heads = d->m.heads;
-    s->keys = build_real(b, "keys", b->rows, key);
+    if (s->divided)
+        s->far_keys = context_rows(b, "keys", key);
+    s->keys = s->divided ? s->far_keys.own : build_real(b, "keys", b->rows, key);
     s->qa = build_real(b, "q_absorbed", b->rows, heads * key);
     s->ol = build_real(b, "o_latent", b->rows, heads * d->m.kv_rank);
-    s->dkeys = build_grad(b, "dkeys", b->rows, key);
+    s->dkeys = s->divided ? s->far_keys.down : build_grad(b, "dkeys", b->rows, key);
     s->dqa = build_grad(b, "dq_absorbed", b->rows, heads * key);
     s->dol = build_grad(b, "do_latent", b->rows, heads * d->m.kv_rank);
     struct tensor cache = tensor_4d(NULL, b->dev->real, b->batch, b->cache_len, 1, key);
@@ -188,13 +199,15 @@ static void index_slots(struct build *b, const struct dsa *d, struct dsa_slots *
     struct tensor row = tensor_1d(NULL, b->dev->wide, b->rows);
     s->iq = build_real(b, "index_q", b->rows, d->heads * d->dim);
     s->ikd = build_real(b, "index_k_in", b->rows, d->dim);
-    s->ik = build_real(b, "index_k", b->rows, d->dim);
+    if (s->divided)
+        s->far_index = context_rows(b, "index_k", d->dim);
+    s->ik = s->divided ? s->far_index.own : build_real(b, "index_k", b->rows, d->dim);
     s->iw = build_wide(b, "index_w", b->rows, d->heads);
     s->mean = graph_slot(b->g, "index_mean", row);
     s->rstd = graph_slot(b->g, "index_rstd", row);
     s->diq = d->learns ? build_grad(b, "dindex_q", b->rows, d->heads * d->dim) : NO_SLOT;
     s->dikd = d->learns ? build_grad(b, "dindex_k_in", b->rows, d->dim) : NO_SLOT;
-    s->dik = d->learns ? build_grad(b, "dindex_k", b->rows, d->dim) : NO_SLOT;
+    s->dik = !d->learns ? NO_SLOT : s->divided ? s->far_index.down : build_grad(b, "dindex_k", b->rows, d->dim);
     s->diw = d->learns ? build_grad(b, "dindex_w", b->rows, d->heads) : NO_SLOT;
     struct tensor cache = tensor_4d(NULL, b->dev->real, b->batch, b->cache_len, 1, d->dim);
     s->index_cache = b->mode == BUILD_DECODE ? build_table(b, "index_cache", cache, NULL, NULL) : NO_SLOT;
@@ -219,7 +232,7 @@ static void index_linear(struct build *b, const char *name, const struct dsa_slo
                          struct tensor rotated, bool runs)
 {
     struct param p = param_matrix(key, l.out, l.in, b->cfg->model.init_std);
-    param_replicate(&p, GRAD_OVER_TOKENS);
+    param_replicate(&p, GRAD_OF_LOSS);
     l.w = build_weight(b, &p);
     l.bias = no_weight();
     l.dx = NO_SLOT;
@@ -241,8 +254,8 @@ static void index_norm(struct build *b, const struct dsa *d, struct dsa_slots *s
     struct graph *g = b->g;
     struct param gain = param_vector("self_attention.core_attention.indexer.k_norm.weight", d->dim, INIT_ONE);
     struct param bias = param_vector("self_attention.core_attention.indexer.k_norm.bias", d->dim, INIT_ZERO);
-    param_replicate(&gain, GRAD_OVER_TOKENS);
-    param_replicate(&bias, GRAD_OVER_TOKENS);
+    param_replicate(&gain, GRAD_OF_LOSS);
+    param_replicate(&bias, GRAD_OF_LOSS);
     s->k_norm = build_weight(b, &gain);
     s->k_bias = build_weight(b, &bias);
     if (!d->selects)
@@ -259,6 +272,7 @@ static void index_norm(struct build *b, const struct dsa *d, struct dsa_slots *s
     graph_again(g, n, s->ik);
     if (!d->learns)
         return;
+    index_unrotate(b, n, s, mla_columns(mla_heads(of(g, s->dik), 1, d->dim), 0, d->m.rope));
     GRAPH_OP(g, n, PH_BWD, layernorm_bwd, .dy = of(g, s->dik), .x = of(g, s->ikd), .w = of(g, s->k_norm.w),
              .mean = of(g, s->mean), .rstd = of(g, s->rstd), .dx = of(g, s->dikd), .dw = of(g, s->k_norm.dw),
              .db = of(g, s->k_bias.dw));
@@ -281,8 +295,20 @@ static void declare_indexer(struct build *b, const struct dsa *d, struct dsa_slo
     index_linear(b, "index_q", s, to_q, "self_attention.core_attention.indexer.linear_wq_b.weight", q, d->selects);
     index_linear(b, "index_k", s, to_k, "self_attention.core_attention.indexer.linear_wk.weight", none, d->selects);
     index_norm(b, d, s);
+    if (d->selects && s->divided)
+        context_gather(b, "index_rows", &s->far_index);
     index_linear(b, "index_w", s, to_w, "self_attention.core_attention.indexer.linear_weights_proj.weight", none,
                  d->selects);
+}
+
+/* Indexer keys of all tokens that this rank's queries may see, and attention's: [B, Skv, ...]. */
+static struct tensor all_index_keys(const struct build *b, const struct dsa *d, const struct dsa_slots *s)
+{
+    return mla_by_sequence(&d->m, of(b->g, s->divided ? s->far_index.all : s->ik));
+}
+static struct tensor all_keys(const struct build *b, const struct dsa *d, const struct dsa_slots *s)
+{
+    return mla_by_sequence(&d->m, of(b->g, s->divided ? s->far_keys.all : s->keys));
 }
 
 /* Indexer keys that a query may be compared with: those of the sequence, or of the cache. */
@@ -290,7 +316,7 @@ static struct tensor index_keys(const struct build *b, const struct dsa *d, cons
 {
     struct tensor t = of(b->g, s->index_cache);
     return s->index_cache != NO_SLOT ? tensor_3d(t.data, t.dtype, b->batch, b->cache_len, d->dim)
-                                     : rows(d, of(b->g, s->ik));
+                                     : all_index_keys(b, d, s);
 }
 
 static void declare_select(struct build *b, const struct dsa *d, struct dsa_slots *s)
@@ -303,9 +329,10 @@ static void declare_select(struct build *b, const struct dsa *d, struct dsa_slot
         GRAPH_OP(g, n, PH_FWD, cache_store, .x = x, .cache = of(g, s->index_cache), .start = of(g, b->in.start));
     }
     GRAPH_OP(g, n, PH_FWD, index_topk, .q = rows(d, index_heads(d, of(g, s->iq))), .k = index_keys(b, d, s),
-             .w = rows(d, of(g, s->iw)), .doc_start = mla_documents(b), .start = of(g, b->in.start),
-             .idx = of(g, s->idx), .topk = d->topk, .ratio = 1, .relu = b->cfg->model.dsa_indexer_scoring_relu);
-    graph_cost(g, n, PH_FWD, (double)b->rows * (double)b->seq * (double)(d->heads * d->dim), 0);
+             .w = rows(d, of(g, s->iw)), .doc_start = mla_documents(b),
+             .start = of(g, s->divided ? s->first : b->in.start), .idx = of(g, s->idx), .topk = d->topk, .ratio = 1,
+             .relu = b->cfg->model.dsa_indexer_scoring_relu);
+    graph_cost(g, n, PH_FWD, (double)b->rows * (double)(2 * context_seen(b) - b->seq) * (double)(d->heads * d->dim), 0);
     if (training(b))
         graph_again(g, n, s->idx);
 }
@@ -318,7 +345,7 @@ static void declare_core(struct build *b, const struct dsa *d, const struct dsa_
     const struct mla *m = &d->m;
     int64_t key = m->kv_rank + m->rope;
     double flops = 2.0 * (double)b->rows * (double)d->topk * (double)m->heads * (double)(key + m->kv_rank);
-    struct tensor q = rows(d, absorbed(d, of(g, s->qa))), kv = rows(d, of(g, s->keys)),
+    struct tensor q = rows(d, absorbed(d, of(g, s->qa))), kv = all_keys(b, d, s),
                   o = rows(d, latent_out(d, of(g, s->ol)));
     int n = graph_node(g, "core", LANE_COMPUTE, NULL);
     if (s->key_cache != NO_SLOT) {
@@ -336,7 +363,8 @@ static void declare_core(struct build *b, const struct dsa *d, const struct dsa_
     graph_again(g, n, s->m.lse);
     GRAPH_OP(g, n, PH_BWD, sparse_bwd, .d_o = rows(d, latent_out(d, of(g, s->dol))), .q = q, .kv = kv,
              .idx = of(g, s->idx), .o = o, .lse = of(g, s->m.lse), .dq = rows(d, absorbed(d, of(g, s->dqa))),
-             .dkv = rows(d, of(g, s->dkeys)), .scale = m->scale, .dv = m->kv_rank);
+             .dkv = mla_by_sequence(m, of(g, s->divided ? s->far_keys.dall : s->dkeys)), .scale = m->scale,
+             .dv = m->kv_rank);
     graph_cost(g, n, PH_BWD, 2.5 * flops, 0);
 }
 
@@ -367,8 +395,8 @@ static struct tensor main_queries(const struct build *b, const struct dsa *d, co
 }
 static struct tensor main_keys(const struct build *b, const struct dsa *d, const struct dsa_slots *s)
 {
-    return d->sparse ? rows(d, mla_heads(of(b->g, s->keys), 1, d->m.kv_rank + d->m.rope))
-                     : rows(d, mla_keyed(&d->m, of(b->g, s->m.k)));
+    struct tensor t = of(b->g, d->sparse ? s->divided ? s->far_keys.all : s->keys : s->m.k);
+    return mla_by_sequence(&d->m, d->sparse ? mla_heads(t, 1, d->m.kv_rank + d->m.rope) : mla_keyed(&d->m, t));
 }
 
 static slot_id declare_loss_metric(struct build *b)
@@ -394,26 +422,26 @@ static void declare_loss(struct build *b, const struct dsa *d, const struct dsa_
     if (s->idx != NO_SLOT)
         GRAPH_OP(g, n, PH_FWD, index_recall, .mq = mq, .mk = mk, .idx = of(g, s->idx), .doc_start = mla_documents(b),
                  .recall = of(g, build_metric(b, "indexer recall", 1)), .softmax_scale = d->m.scale, .ratio = 1,
-                 .every = max_i64(1, b->seq / RECALL_QUERIES));
+                 .start = of(g, s->first), .every = max_i64(1, b->whole_seq / RECALL_QUERIES));
     if (!d->learns)
         return;
-    GRAPH_OP(g, n, PH_BWD, index_loss, .q = rows(d, index_heads(d, of(g, s->iq))), .k = rows(d, of(g, s->ik)),
+    GRAPH_OP(g, n, PH_BWD, index_loss, .q = rows(d, index_heads(d, of(g, s->iq))), .k = all_index_keys(b, d, s),
              .w = rows(d, of(g, s->iw)), .mq = mq, .mk = mk, .lse = known ? of(g, s->m.lse) : (struct tensor){0},
              .idx = listed ? of(g, s->idx) : (struct tensor){0}, .doc_start = mla_documents(b),
-             .scale = of(g, b->in.mb_share), .loss = of(g, declare_loss_metric(b)),
-             .dq = rows(d, index_heads(d, of(g, s->diq))), .dk = rows(d, of(g, s->dik)), .dw = rows(d, of(g, s->diw)),
+             .start = of(g, s->first), .scale = of(g, b->in.mb_share), .loss = of(g, declare_loss_metric(b)),
+             .dq = rows(d, index_heads(d, of(g, s->diq))),
+             .dk = mla_by_sequence(&d->m, of(g, s->divided ? s->far_index.dall : s->dik)), .dw = rows(d, of(g, s->diw)),
              .coeff = c->dsa_indexer_loss_coeff, .score_scale = d->score_scale, .softmax_scale = d->m.scale, .ratio = 1,
              .relu = c->dsa_indexer_scoring_relu);
     index_unrotate(b, n, s, mla_columns(index_heads(d, of(g, s->diq)), 0, d->m.rope));
-    index_unrotate(b, n, s, mla_columns(mla_heads(of(g, s->dik), 1, d->dim), 0, d->m.rope));
-    double keys = listed ? (double)d->topk : (double)b->seq / 2;
+    double keys = listed ? (double)d->topk : (double)context_seen(b) - (double)b->seq / 2;
     graph_cost(g, n, PH_BWD, 2 * (double)b->rows * keys * (double)(3 * d->heads * d->dim + d->m.heads * mq.dim[3]), 0);
 }
 
 static struct dsa sizes_of(const struct build *b)
 {
     const struct config_model *c = &b->cfg->model;
-    int64_t longest = b->mode == BUILD_DECODE ? b->cache_len : b->seq;
+    int64_t longest = b->mode == BUILD_DECODE ? b->cache_len : b->whole_seq;
     struct dsa d = {.m = mla_of(b),
                     .heads = c->dsa_indexer_n_heads,
                     .dim = c->dsa_indexer_head_dim,
@@ -440,8 +468,10 @@ static int dsa_declare(struct build *b, struct core_io *io)
                           .iw = NO_SLOT,
                           .diq = NO_SLOT,
                           .dikd = NO_SLOT,
-                          .diw = NO_SLOT};
-    bool fewer = d->topk < (b->mode == BUILD_DECODE ? b->cache_len : b->seq);
+                          .diw = NO_SLOT,
+                          .divided = context_divides(b),
+                          .first = context_first(b)};
+    bool fewer = d->topk < (b->mode == BUILD_DECODE ? b->cache_len : b->whole_seq);
     TRY(mla_tables(b, "dsa", &d->m, &s.m));
     mla_slots_of(b, &d->m, &s.m);
     io->f = build_real(b, "out", b->rows, b->cfg->model.hidden);
@@ -450,6 +480,8 @@ static int dsa_declare(struct build *b, struct core_io *io)
     if (d->sparse) {
         absorbed_slots(b, d, &s);
         declare_keys(b, d, &s, io);
+        if (s.divided)
+            context_gather(b, "key_rows", &s.far_keys);
         declare_absorb(b, d, &s);
     } else {
         mla_expanded(b, &d->m, &s.m, io);
@@ -572,6 +604,8 @@ const struct core_kind core_dsa = {
     .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true},
     .recompute = {{"core_attn", {"dsa.o", "dsa.lse", "dsa.o_latent"}},
                   {"mla_up_proj", {"dsa.q", "dsa.kv", "dsa.k", "dsa.q_absorbed"}}},
+    .divides_sequence = true,
+    .divides_weights = true,
     .flops = dsa_flops,
     .sizes = dsa_sizes,
     .kernels = dsa_kernels,

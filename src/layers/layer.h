@@ -212,6 +212,7 @@ struct linear {
     slot_id x, y, dy, dx; /* dy, dx: NO_SLOT unless training (or no dx wanted) */
     struct weight w, bias;
     int64_t in, out;
+    int64_t first;       /* where y is the product with some rows of the weight only, for adapters: the first of them */
     struct linear_part { /* outputs of several projections in one: each has a LoRA adapter of its own */
         const char *name;
         int64_t rows;

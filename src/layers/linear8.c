@@ -6,7 +6,13 @@
  * Codes of x and of its transpose are made in one pass when x is; the transpose is what is saved for dw, a byte a
  * number instead of two. Where x, or what it is the norm of, is kept in any case, the transpose's codes are made of it
  * in the backward pass instead. Codes of W are made once a step, by the update (optim.c) or after it (model_quantise).
- * The gradient passes through rounding unchanged. */
+ * The gradient passes through rounding unchanged.
+ *
+ * Under tensor parallelism a weight has codes if what ranks hold of each of its sections is whole scale blocks, and if
+ * its output's gradient is not a part of a sum (down projections of latent attention, which all ranks compute). Then the
+ * codes of a rank's part, of its input and of its gradient are those of the whole tensors, and all products but the
+ * sums over ranks are those of one rank. Where ranks keep shards of weights only (parallel.zero = 3), a unit's weights
+ * are gathered, and their codes made of them, for every use. */
 #include "layers/layer.h"
 #include "ops/gemm8/gemm8.h"
 #include "ops/norm8/norm8.h"
@@ -53,13 +59,24 @@ static bool kept(const char *globs, const char *key)
     return false;
 }
 
+/* Do tensor-parallel ranks get whole blocks of scales? Gradients of what every rank makes for its own heads are parts of
+ * a sum, which must not be rounded one by one. */
+static bool whole_blocks(const struct build *b, const struct param *p)
+{
+    bool all = b->mesh->tp == 1 || p->split.how != SPLIT_NONE || p->split.grad != GRAD_OVER_HEADS;
+    int64_t block = max_i64(1, code_rule(b->cfg).block) * b->mesh->tp;
+    for (int i = 0; b->mesh->tp > 1 && !p->expert && p->split.how == SPLIT_DIM && i < p->split.n_sections; i++)
+        all &= p->split.section[i].size % block == 0;
+    return all;
+}
+
 static bool in_codes(const struct build *b, const struct param *p)
 {
     char key[192];
     int64_t least = p->expert ? EXPERT_MULTIPLE : LEAST_MULTIPLE;
     snprintf(key, sizeof key, "%s%s", b->prefix, p->key);
     return b->cfg->gpu.precision == CFG_PRECISION_FP8 && p->dim[p->rank - 2] % least == 0 &&
-           p->dim[p->rank - 1] % least == 0 && !kept(b->cfg->gpu.fp8_keep, key);
+           p->dim[p->rank - 1] % least == 0 && whole_blocks(b, p) && !kept(b->cfg->gpu.fp8_keep, key);
 }
 
 static struct weight weight_in(struct build *b, const struct param *decl, bool codes)
@@ -92,10 +109,55 @@ static slot_id code_slot(struct build *b, struct param_entry *row, int which, co
     return graph_persistent(b->g, name, shape, ARENA_CODE, row->code_offset[which]);
 }
 
+/* Codes of a weight that is gathered for every use, made of it each time. */
+static void passing_codes(struct build *b, const struct param_entry *row, struct weight *w)
+{
+    struct graph *g = b->g;
+    struct code_rule r = code_rule(b->cfg);
+    int64_t out = param_code_rows(&row->p), in = row->p.dim[row->p.rank - 1];
+    const char *scope = g->scope, *key = row->p.key;
+    int layer = g->layer;
+    char name[224];
+    struct tensor x = of(g, w->w);
+    graph_scope(g, b->layer, "codes");
+#define NAMED(text) (snprintf(name, sizeof name, "%s.%s", key, text), name)
+    w->codes.q = graph_slot(g, NAMED("codes"), tensor_2d(NULL, DT_F8_E4M3, out, in));
+    w->codes.qs = graph_slot(g, NAMED("scales"), f8_scales(b->dev->wide, out, in, r.block, r.square));
+    if (training(b)) {
+        w->codes.t = graph_slot(g, NAMED("codes_t"), tensor_2d(NULL, DT_F8_E4M3, in, out));
+        w->codes.ts = graph_slot(g, NAMED("scales_t"), f8_scales(b->dev->wide, in, out, r.block, r.square));
+    }
+    int n = graph_node(g, NAMED("quantise"), LANE_COMPUTE, NULL),
+        back = training(b) ? graph_node(g, NAMED("quantise_t"), LANE_COMPUTE, NULL) : -1;
+#undef NAMED
+    g->scope = scope;
+    g->layer = layer;
+    struct tensor matrix = tensor_2d(x.data, x.dtype, out, in);
+    double elems = (double)(out * in), bytes = elems * (double)(dtype_bytes(b->dev->wide) + 1);
+    GRAPH_OP(g, n, PH_FWD, quantise, .x = matrix, .q = of(g, w->codes.q), .qs = of(g, w->codes.qs), .block = r.block,
+             .square = r.square);
+    graph_cost(g, n, PH_FWD, 4 * elems, bytes);
+    if (!training(b))
+        return;
+    GRAPH_OP(g, back, PH_REPLAY, quantise, .x = matrix, .t = of(g, w->codes.t), .ts = of(g, w->codes.ts),
+             .block = r.block, .square = r.square);
+    graph_cost(g, back, PH_REPLAY, 4 * elems, bytes);
+    codes_again(b, n, &(struct code_slots){w->codes.q, w->codes.qs, NO_SLOT, NO_SLOT});
+    graph_replay(g, w->codes.t, back);
+    graph_replay(g, w->codes.ts, back);
+    const slot_id slots[] = {w->codes.q, w->codes.qs, w->codes.t, w->codes.ts};
+    for (int i = 0; g->err.code == ST_OK && i < countof(slots); i++)
+        g->slots[slots[i]].dropped = g->slots[slots[i]].weight = true;
+}
+
 void weight_codes(struct build *b, struct param_entry *row, struct weight *w)
 {
     struct code_rule r = code_rule(b->cfg);
     int64_t out = param_code_rows(&row->p), in = row->p.dim[row->p.rank - 1];
+    if (b->units != NULL && mesh_shards(b->mesh, &row->p, KEPT_WEIGHT)) {
+        passing_codes(b, row, w);
+        return;
+    }
     struct quantise_args a = {.x = {.dtype = b->dev->wide}, .block = r.block, .square = r.square};
     if (row->code_work < 0)
         row->code_work =
@@ -260,9 +322,10 @@ void linear8_forward(struct build *b, int n, const struct linear *l)
     struct graph *g = b->g;
     struct code_rule r = code_rule(b->cfg);
     struct code_slots x = activation_codes(b, l);
+    bool adds_bias = !l->summed || b->mesh->tp_rank == 0; /* of a sum over ranks, the first */
     GRAPH_OP(g, n, PH_FWD, gemm8, .a = of(g, x.q), .as = of(g, x.qs), .b = of(g, l->w.codes.q),
-             .bs = of(g, l->w.codes.qs), .c = of(g, l->y), .bias = of(g, l->bias.w), .block = r.block,
-             .b_square = r.square);
+             .bs = of(g, l->w.codes.qs), .c = of(g, l->y), .bias = adds_bias ? of(g, l->bias.w) : (struct tensor){0},
+             .block = r.block, .b_square = r.square);
 }
 
 void linear8_backward(struct build *b, int n, const struct linear *l)

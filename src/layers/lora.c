@@ -5,7 +5,12 @@
  * backward: dxa = s dy B; dx += dxa A; dA = dxa^T x; dB = s dy^T xa.
  * They are further op calls of the layer's own node, so that schedules, recomputing and ranks do not know of them. A
  * projection that holds several (q, k and v; gate and up) has an adapter for each, as programs that keep these apart
- * have. */
+ * have.
+ *
+ * Under tensor parallelism an adapter is divided as its weight is. Where ranks hold rows of the weight they hold the
+ * same rows of B, and A is on all of them: each adds up its rows' part of dxa, so that dA is a part of the sum. Where
+ * they hold columns, A has the same columns and B is on all of them: xa is a part of a sum, and so are y, which is
+ * summed anyway, and dB. Nothing further travels. */
 #include "layers/layer.h"
 #include "ops/gemm/gemm.h"
 
@@ -16,7 +21,7 @@ struct adapter {
     struct adapter *next;
     int node;
     struct weight a, b;
-    slot_id xa, dxa;
+    slot_id y, xa, dxa;
     int64_t first, rows; /* columns of y */
 };
 
@@ -85,6 +90,34 @@ static void adapter_key(char *out, size_t size, const char *weight, const char *
              which);
 }
 
+/* Sizes and split of the whole adapter of rows [first, first + rows) of this rank's part of a weight. */
+static void divide_adapter(const struct param *w, int64_t first, int64_t rows, struct param *down, struct param *up)
+{
+    int64_t ranks = max_i64(1, w->slice.ranks), at = 0, whole = 0;
+    down->lora.first = up->lora.first = first;
+    if (w->split.how != SPLIT_DIM) {
+        down->split = up->split = w->split;
+        return;
+    }
+    if (w->split.dim == 1) {
+        down->dim[1] *= ranks;
+        down->split = w->split;
+        param_replicate(up, GRAD_OVER_HEADS);
+        return;
+    }
+    param_replicate(down, GRAD_OVER_HEADS);
+    up->dim[0] *= ranks;
+    for (int i = 0; i < w->split.n_sections; i++) {
+        const struct split_section *x = &w->split.section[i];
+        if (at == first)
+            down->lora.first = up->lora.first = whole;
+        if (at >= first && at < first + rows)
+            param_split_section(up, 0, x->size, x->unit, x->units);
+        at += x->size / ranks;
+        whole += x->size;
+    }
+}
+
 static void add_adapter(struct build *b, int node, const struct linear *l, const char *name, const char *part,
                         int64_t first, int64_t rows)
 {
@@ -95,16 +128,15 @@ static void add_adapter(struct build *b, int node, const struct linear *l, const
         return;
     snprintf(weight, sizeof weight, "%s",
              b->params->list[l->w.param].p.key + strlen(b->prefix)); /* the table may move */
-    double bound = 1 / sqrt((double)l->in);
     struct param down = param_matrix(key, rank, l->in, 0), up = param_matrix(key, rows, rank, 0);
     down.init = INIT_UNIFORM;
-    down.init_a = -bound;
-    down.init_b = bound;
     up.init = INIT_ZERO;
     down.lora.of = up.lora.of = l->w.param + 1;
-    down.lora.first = up.lora.first = first;
     up.lora.up = true;
-    *x = (struct adapter){.next = b->adapters, .node = node, .first = first, .rows = rows};
+    divide_adapter(&b->params->list[l->w.param].p, l->first + first, rows, &down, &up);
+    down.init_b = 1 / sqrt((double)down.dim[1]); /* of all ranks */
+    down.init_a = -down.init_b;
+    *x = (struct adapter){.next = b->adapters, .node = node, .y = l->y, .first = first, .rows = rows};
     adapter_key(key, sizeof key, weight, part, "linear_in");
     x->a = build_weight(b, &down);
     adapter_key(key, sizeof key, weight, part, "linear_out");
@@ -130,12 +162,12 @@ void lora_forward(struct build *b, int node, const struct linear *l, const char 
         const char *part = n > 1 ? l->part[i].name : NULL, *named = n > 0 ? l->part[i].name : NULL;
         char key[192]; /* of the weight: the table moves when an adapter is added */
         snprintf(key, sizeof key, "%s", b->params->list[l->w.param].p.key);
-        if (is_target(b->cfg, key, named))
+        if (rows > 0 && is_target(b->cfg, key, named))
             add_adapter(b, node, l, name, part, first, rows);
         first += rows;
     }
     struct phase *p = &g->nodes[node].phase[PH_FWD];
-    for (const struct adapter *x = b->adapters; x != NULL && x->node == node; x = x->next) {
+    for (const struct adapter *x = b->adapters; x != NULL && x->node == node && x->y == l->y; x = x->next) {
         struct tensor y = of(g, l->y);
         GRAPH_OP(g, node, PH_FWD, gemm, .a = of(g, l->x), .b = of(g, x->a.w), .c = of(g, x->xa), .trans_b = true,
                  .alpha = 1);
@@ -152,6 +184,8 @@ void lora_backward(struct build *b, int node, const struct linear *l)
     if (!training(b) || g->err.code != ST_OK)
         return;
     for (const struct adapter *x = b->adapters; x != NULL && x->node == node; x = x->next) {
+        if (x->y != l->y)
+            continue;
         struct tensor dy = of(g, l->dy), dy_part = tensor_cols(&dy, x->first, x->rows);
         graph_again(g, node, x->xa);
         GRAPH_OP(g, node, PH_BWD, gemm, .a = dy_part, .b = of(g, x->b.w), .c = of(g, x->dxa), .alpha = scale_of(b));

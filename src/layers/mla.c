@@ -25,13 +25,9 @@
 
 /* Keys without position and values of kv: [T, H, n + v]; the values of it: [B, S, H, v]. */
 static struct tensor own(const struct mla *m, struct tensor kv) { return mla_heads(kv, m->heads, m->nope + m->v); }
-static struct tensor by_sequence(const struct mla *m, struct tensor t)
-{
-    return tensor_split_first(&t, m->batch, t.dim[0] / max_i64(m->batch, 1));
-}
 static struct tensor values(const struct mla *m, struct tensor kv)
 {
-    return by_sequence(m, mla_columns(own(m, kv), m->nope, m->v));
+    return mla_by_sequence(m, mla_columns(own(m, kv), m->nope, m->v));
 }
 
 /* Gathered rows hold keys without position and values of every head, then the shared rotary key. */
@@ -198,7 +194,7 @@ static void declare_core(struct build *b, const struct mla *m, const struct mla_
     struct tensor kv = far ? far_kv(m, of(g, s->far.all)) : of(g, s->kv),
                   dkv = far ? far_kv(m, of(g, s->far.dall)) : of(g, s->dkv),
                   key = far ? far_key(m, of(g, s->far.all)) : mla_shared_key(m, of(g, s->kvd));
-    struct tensor k = by_sequence(m, mla_keyed(m, of(g, s->k))), v = values(m, kv),
+    struct tensor k = mla_by_sequence(m, mla_keyed(m, of(g, s->k))), v = values(m, kv),
                   q = mla_batched(m, mla_keyed(m, of(g, s->q)));
     int n = graph_node(g, "core", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, mlakeys_fwd, .kv = own(m, kv), .shared = key, .k = mla_keyed(m, of(g, s->k)));
@@ -219,7 +215,7 @@ static void declare_core(struct build *b, const struct mla *m, const struct mla_
     graph_again(g, n, s->lse);
     GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = mla_outputs(m, of(g, s->d_o)), .q = q, .k = k, .v = v,
              .o = mla_outputs(m, of(g, s->o)), .lse = of(g, s->lse), .doc_start = mla_documents(b),
-             .dq = mla_batched(m, mla_keyed(m, of(g, s->dq))), .dk = by_sequence(m, mla_keyed(m, of(g, s->dk))),
+             .dq = mla_batched(m, mla_keyed(m, of(g, s->dq))), .dk = mla_by_sequence(m, mla_keyed(m, of(g, s->dk))),
              .dv = values(m, dkv), .scale = m->scale, .drop = attention_dropout(b));
     GRAPH_OP(g, n, PH_BWD, mlakeys_bwd, .dk = mla_keyed(m, of(g, s->dk)), .dkv = own(m, dkv),
              .dshared = far ? far_key(m, of(g, s->far.dall)) : (struct tensor){0}, .nope = m->nope);

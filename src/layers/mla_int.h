@@ -35,6 +35,11 @@ static inline struct tensor mla_batched(const struct mla *m, struct tensor t)
 {
     return tensor_split_first(&t, m->batch, m->seq);
 }
+/* The same of rows that may be more than a plan's own: keys of other ranks. */
+static inline struct tensor mla_by_sequence(const struct mla *m, struct tensor t)
+{
+    return tensor_split_first(&t, m->batch, t.dim[0] / max_i64(m->batch, 1));
+}
 /* All heads of q or k: [T, H, n + r]; the rotary channels of every head of q: [T, H, r]. */
 static inline struct tensor mla_keyed(const struct mla *m, struct tensor q)
 {

@@ -182,7 +182,7 @@ int model_quantise(const struct model *m, struct err *e)
 {
     struct lane lane = {.dev = m->dev, .err = e};
     for (int k = 0; k < m->params.n; k++)
-        if (m->params.list[k].p.codes && model_quantise_param(m, k, &lane) != ST_OK)
+        if (m->params.list[k].code_offset[0] >= 0 && model_quantise_param(m, k, &lane) != ST_OK)
             return err_in(e, "FP8 codes of %s", m->params.list[k].p.key);
     return ST_OK;
 }

@@ -88,7 +88,7 @@ static int coded_gather_step(const struct step_ctx *c)
     const struct mesh *mesh = &x->m->mesh;
     for (int k = 0; k < x->m->params.n; k++) {
         const struct param_entry *row = &x->m->params.list[k];
-        if (!row->p.codes || !mesh_shards(mesh, &row->p, KEPT_MOMENT))
+        if (row->code_offset[0] < 0 || !mesh_shards(mesh, &row->p, KEPT_MOMENT))
             continue;
         struct tensor w =
             tensor_1d((char *)c->t[0].data + (row->offset - x->begin), x->m->dev->wide, param_elems(&row->p));
@@ -103,7 +103,7 @@ void declare_coded_gather(struct optim *o, const struct model *m, slot_id params
     double bytes = 0;
     for (int k = 0; k < m->params.n; k++) {
         const struct param *p = &m->params.list[k].p;
-        if (p->codes && mesh_shards(&m->mesh, p, KEPT_MOMENT))
+        if (m->params.list[k].code_offset[0] >= 0 && mesh_shards(&m->mesh, p, KEPT_MOMENT))
             bytes += (double)(param_elems(p) * (int64_t)dtype_bytes(m->dev->wide));
     }
     struct coded_node *x = graph_own(g, sizeof *x);

@@ -116,6 +116,7 @@ enum split_grad {
     GRAD_COMPLETE,
     GRAD_OVER_TOKENS, /* a rank sees its share of the tokens */
     GRAD_OVER_HEADS,  /* a rank sees its share of the heads */
+    GRAD_OF_LOSS,     /* every rank has a loss of its own, of which the step takes the mean */
 };
 struct split_section {
     int64_t size, units;

@@ -329,6 +329,13 @@ out:
     return st;
 }
 
+static double allowed_for(const struct rank_run *run)
+{
+    const struct verify_case *c = run->variant;
+    bool divides = verify_cp(c) > 1 || verify_tp(c) > 1 || c->ep > 1 || verify_etp(c) > 1;
+    return run->v->cfg.gpu.precision == CFG_PRECISION_FP8 && divides ? VERIFY_ALLOWED_FP8 : VERIFY_ALLOWED;
+}
+
 static void sum_up(const struct rank_run *run, struct verify_row *row)
 {
     double worst = -1;
@@ -346,10 +353,11 @@ static void sum_up(const struct rank_run *run, struct verify_row *row)
     }
     const struct saved_difference *saved = &run->found[0].saved;
     row->saved = saved->most;
-    if (row->saved > VERIFY_ALLOWED && worst <= VERIFY_ALLOWED)
+    double allowed = allowed_for(run);
+    if (row->saved > allowed && worst <= allowed)
         snprintf(row->where, sizeof row->where, "%s, in the checkpoint", saved->key);
     double most = fmax(fmax(fmax(row->loss, row->norm), fmax(row->grad, row->param)), row->saved);
-    row->outcome = most == 0 ? VERIFY_SAME_BITS : most <= VERIFY_ALLOWED ? VERIFY_CLOSE : VERIFY_DIFFERS;
+    row->outcome = most == 0 ? VERIFY_SAME_BITS : most <= allowed ? VERIFY_CLOSE : VERIFY_DIFFERS;
 }
 
 int verify_run(struct verify *v, const struct verify_case *variant, const struct verify_sabotage *wrong,

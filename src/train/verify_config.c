@@ -88,6 +88,16 @@ static int small_numbers(struct config *c, const struct tiny_model *m, struct er
         {"parallel.first_layers", 0, true},
         {"parallel.last_layers", 0, true},
     };
+    /* Two ranks of parallel.tp get whole blocks of scales. */
+    static const struct tiny_size coded[] = {
+        {"model.heads", 2, true},          {"model.kv_heads", 2, true},
+        {"model.head_dim", 128, true},     {"model.ffn", 256, true},
+        {"model.expert_ffn", 128, true},   {"model.mla_nope", 128, true},
+        {"model.mla_rope", 128, true},     {"model.mla_v", 128, true},
+        {"model.mla_kv_rank", 32, true},   {"model.mla_q_rank", 16, false},
+        {"model.shared_ffn", 256, false},  {"model.mamba_head_dim", 64, true},
+        {"model.gdn_value_dim", 64, true}, {"model.dsa_indexer_head_dim", 128, true},
+    };
     struct kind_at at;
     TRY(set_sizes(c, m->user, general, countof(general), e));
     for (int i = 0; kind_at(i, &at); i++) {
@@ -95,7 +105,10 @@ static int small_numbers(struct config *c, const struct tiny_model *m, struct er
         if (at.options->shrink != NULL)
             TRY(at.options->shrink(c, m, e));
     }
-    return ST_OK;
+    if (m->user->gpu.precision != CFG_PRECISION_FP8)
+        return ST_OK;
+    TRY(set_sizes(c, m->user, coded, countof(coded), e));
+    return strchr(m->symbols, 'E') != NULL ? config_set_i64(c, "model.hidden", 128, e) : ST_OK;
 }
 
 static int set_words(struct config *c, const char *const (*words)[2], int n, struct err *e)
@@ -125,6 +138,19 @@ int verify_copy(struct config *to, const struct config *from, struct err *e)
         st = config_read_ini_text(to, b.text, b.len, "config", e);
     buf_release(&b);
     return st;
+}
+
+/* Weights that have no codes under parallel.tp, whatever their size (linear8.c), have none on one rank either. */
+static int keep_out_of_codes(struct config *small, const char *pattern, struct err *e)
+{
+    const char *keep = small->gpu.fp8_keep;
+    char globs[1024];
+    bool latent = strpbrk(pattern, "+D") != NULL, recurrent = strpbrk(pattern, "MG") != NULL;
+    if (small->gpu.precision != CFG_PRECISION_FP8 || (!latent && !recurrent))
+        return ST_OK;
+    snprintf(globs, sizeof globs, "%s%s%s%s%s", keep, keep[0] != '\0' ? "," : "", latent ? "*_down_proj*" : "",
+             latent && recurrent ? "," : "", recurrent ? "*in_proj*" : "");
+    return config_set(small, "gpu.fp8_keep", globs, NULL, e);
 }
 
 static int shrink(struct config *small, const struct config *user, const char *data, struct err *e)
@@ -174,6 +200,7 @@ static int shrink(struct config *small, const struct config *user, const char *d
     TRY_OUT(set_words(small, words, countof(words), e));
     TRY_OUT(config_set(small, "data.train", data, NULL, e));
     TRY_OUT(config_set(small, "model.pattern", b.text, NULL, e));
+    TRY_OUT(keep_out_of_codes(small, b.text, e));
 out:
     buf_release(&b);
     return st;

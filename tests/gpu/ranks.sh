@@ -5,10 +5,11 @@
 #
 #   tests/gpu/ranks.sh [BRAID]      ONLY=regex: meshes; JOBS=2: meshes at a time; DEVICE=cpu: a rehearsal, ipc over host memory
 #
-# A mesh is a line of the table below: name | ranks | pattern | options of parallel.
+# A mesh is a line of the table below: name | ranks | pattern | options of parallel; those of other sections with their section.
 set -u
 braid=${1:-build/braid} device=${DEVICE:-cuda} jobs=${JOBS:-2}
 flat='[*-][*E][M-][*E]/*E' cut2='[*-][*E]|[M-][*E]/*E' cut4='[*-]|[*E]|[M-]|[*E]/*E'
+sparse='[D-][DE]/DE' lists='model.dsa_indexer_topk=48 model.dsa_indexer_n_heads=4' groups=model.mamba_groups=4
 meshes=(
     "DP2 zero 0|2|$flat|zero=0"
     "DP2 zero 1|2|$flat|zero=1"
@@ -21,7 +22,19 @@ meshes=(
     "CP2|2|$flat|cp=2"
     "CP2 delta net|2|[G-][*E]/*E|cp=2"
     "CP2 latent|2|[+-][+E]/+E|cp=2"
+    "CP2 sparse|2|$sparse|cp=2 $lists"
+    "TP2|2|$flat|tp=2 $groups"
+    "TP2 delta net|2|[G-][*E]/*E|tp=2 model.gdn_key_heads=2 model.gdn_value_heads=4 model.gdn_value_dim=64"
+    "TP2 latent|2|[+-][+E]/+E|tp=2"
+    "TP2 sparse|2|$sparse|tp=2 $lists"
+    "TP2 adapters|2|$flat|tp=2 lora.rank=8 $groups"
     "DP4 zero 3|4|$flat|zero=3"
+    "TP4|4|$flat|tp=4 $groups"
+    "TP2 DP2 zero 3|4|$flat|tp=2 zero=3 $groups"
+    "EP2 TP2|4|$flat|ep=2 tp=2 $groups"
+    "PP2 TP2|4|$cut2|pp=2 tp=2 $groups"
+    "TP2 CP2|4|$flat|tp=2 cp=2 $groups"
+    "TP2 CP2 sparse|4|$sparse|tp=2 cp=2 $lists"
     "CP4|4|$flat|cp=4"
     "CP2 EP4 zero 2|4|$flat|cp=2 ep=4 zero=2"
     "CP2 PP2|4|$cut2|cp=2 pp=2"
@@ -33,13 +46,14 @@ meshes=(
     "DP8 zero 3|8|$flat|zero=3"
     "EP4 DP2 zero 1|8|$flat|ep=4 zero=1"
     "PP4 EP2|8|$cut4|pp=4 ep=2"
+    "TP2 CP2 EP4 zero 2|8|$flat|tp=2 cp=2 ep=4 zero=2 $groups"
     "PP2 VPP2 EP2 DP2 overlap|8|$cut4|pp=2 ep=2 overlap=ep zero=2"
 )
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 head -c 300000 "$braid" | base64 -w 76 >"$dir/text"
 model=(--data.train="$dir/text" --model.hidden=128 --model.heads=4 --model.ffn=256 --model.experts=8 --model.topk=2 --model.expert_ffn=128
-       --model.mamba_head_dim=32 --model.mamba_state=32 --model.mamba_groups=1 --model.mamba_chunk=32 --model.mtp_scale=0.3 --train.seq=128
+       --model.mamba_head_dim=32 --model.mamba_state=32 --model.mamba_chunk=32 --model.mtp_scale=0.3 --train.seq=128
        --train.micro_batch=1 --train.global_batch=16 --train.steps=10 --train.lr=1e-3 --gpu.precision=fp32 --train.log_every=1 --run.report=off
        --run.tensorboard=off --parallel.timeout=60)
 
@@ -68,8 +82,14 @@ read_mesh() { # line: name, ranks, pattern, options; patterns have | too
     ranks=${rest%%|*} rest=${rest#*|}
     words=${rest##*|} pattern=${rest%|*}
     options=(--model.pattern="$pattern")
+    [[ $words = *mamba_groups* ]] || options+=(--model.mamba_groups=1)
     local w
-    for w in $words; do options+=("--parallel.$w"); done
+    for w in $words; do
+        case $w in
+            *.*=*) options+=("--$w") ;;
+            *) options+=("--parallel.$w") ;;
+        esac
+    done
 }
 one_mesh() { # number, line: a row of the table
     local name ranks pattern words options at=$dir/$1 d bits=different memory=different transport plan comm=() begin=$SECONDS
@@ -86,7 +106,7 @@ one_mesh() { # number, line: a row of the table
     wait $cpu || sed "s/^/# $name on the CPU: /" "$at/cpu.log" | tail -n 2
     d=$(apart "$at/cpu" "$at/one" 2>/dev/null)
     "$braid" ckpt diff "$at/one" "$at/two" >/dev/null 2>&1 && cmp -s <(losses "$at/one") <(losses "$at/two") && bits=same
-    plan=$("$braid" plan "${model[@]}" "${options[@]}" --run.device="$device" --run.threads=1 --parallel.ranks="$ranks" 2>/dev/null | planned)
+    plan=$(OMP_NUM_THREADS=1 "$braid" plan "${model[@]}" "${options[@]}" --run.device="$device" --run.threads=1 --parallel.ranks="$ranks" 2>/dev/null | planned)
     [ -n "$plan" ] && [ "$plan" = "$(sed -n 's/^allocated by each rank: //p' "$at/a/err0")" ] && memory="as planned"
     transport=$(sed -nE 's/^[0-9]+ ranks \((.*)\):.*/\1/p' "$at/a/err0")
     [ "$memory" = "as planned" ] || printf "# %s: planned %s; allocated %s\n" "$name" "$plan" "$(sed -n "s/^allocated by each rank: //p" "$at/a/err0")"

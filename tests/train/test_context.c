@@ -101,6 +101,11 @@ static const char *const models[] = {
     /* latent attention, with and without a latent of queries */
     "model.pattern=+-+-/+- model.attention_dropout=0.3" PACKED,
     "model.pattern=+-+- model.mla_q_rank=10 model.bias=on",
+    /* sparse attention: more tokens than are selected, its loss over all keys and over the selected ones; dense */
+    "model.pattern=D-D-/D- model.dropout=0.1 model.dsa_indexer_use_sparse_loss=off" PACKED,
+    "model.pattern=D-D- model.mla_q_rank=10 model.dsa_indexer_use_sparse_loss=on model.mhc_streams=2 "
+    "model.mhc_gating=0.7",
+    "model.pattern=D-DE model.experts=8 model.topk=2 model.dsa_dense_warmup=on" PACKED,
     /* recurrent layers, hyper-connections */
     "model.pattern=M*M-/M- model.dropout=0.1 model.mhc_streams=2 model.mhc_gating=0.7" PACKED,
     "model.pattern=M-M- model.mamba_conv=2 model.mamba_norm=whole model.tied=off",
@@ -143,7 +148,7 @@ static void parts_of_sequences_train_the_model_of_one_rank(void **state)
         }
         fixture_close(&f);
     }
-    assert_true(with_tp >= 9);
+    assert_true(with_tp >= 14);
 }
 
 /* ---- wrong on purpose ------------------------------------------------------------------------ */
@@ -228,6 +233,8 @@ static int documents_by_part(const struct step_ctx *c)
 
 static void lose_gradients_of_keys(struct trainer *t) { replace(t, "0.attn.kv", PH_BWD, and_forget); }
 static void lose_gradients_of_latent_keys(struct trainer *t) { replace(t, "0.mla.kv_rows", PH_BWD, and_forget); }
+static void lose_gradients_of_sparse_keys(struct trainer *t) { replace(t, "0.dsa.key_rows", PH_BWD, and_forget); }
+static void lose_gradients_of_index_keys(struct trainer *t) { replace(t, "0.dsa.index_rows", PH_BWD, and_forget); }
 static void lose_the_state(struct trainer *t) { replace(t, "0.mamba.pass1", PH_FWD, and_forget); }
 static void lose_the_gradient_of_the_state(struct trainer *t) { replace(t, "0.mamba.pass1", PH_BWD, and_forget); }
 static void lose_the_state_of_gdn(struct trainer *t) { replace(t, "0.gdn.pass1", PH_FWD, and_forget); }
@@ -249,6 +256,9 @@ static void mistakes_of_other_programs_are_found(void **state)
         /* NVIDIA/Megatron-LM 1464, 1465 and TransformerEngine 1557: gradients of attention are wrong under CP */
         {"cp_gradients_of_keys_lost", "model.pattern=*-*-", lose_gradients_of_keys},
         {"cp_gradients_of_latent_keys_lost", "model.pattern=+-+-", lose_gradients_of_latent_keys},
+        /* Megatron-LM 5809: gradients of the indexer are zero under CP */
+        {"cp_gradients_of_sparse_keys_lost", "model.pattern=D-D-", lose_gradients_of_sparse_keys},
+        {"cp_gradients_of_index_keys_lost", "model.pattern=D-D-", lose_gradients_of_index_keys},
         /* Megatron-LM 5706: prediction depths with contiguous chunks */
         {"cp_labels_shifted_after_the_cut", "model.pattern=*-*-/*-", cut_labels},
         {"cp_positions_from_zero", "model.pattern=*-*-", count_positions_from_zero},

@@ -422,7 +422,7 @@ static void zero_levels_give_the_same_fp8_codes(void **state)
     (void)state;
     struct playground pg;
     playground_open(&pg);
-    for (int zero = 0; zero < 3; zero++) {
+    for (int zero = 0; zero < 4; zero++) {
         char run[32], options[128];
         snprintf(run, sizeof run, "fp8 %d", zero);
         snprintf(options, sizeof options,

@@ -1,7 +1,8 @@
 /* indexer: which keys a query of sparse attention reads, and how the scores that decide it are trained (the lightning
  * indexer of DeepSeek-V3.2).
  *   q [B, S, H, D], k [B, Skv, D] real, w [B, S, H] wide: I[i, j] = sum_h w[i, h] f(q[i, h] . k[j]), f(x) = max(x, 0)
- *   with relu, else x. Query i sits at index s = start + i, start I64 [1] optional, else 0 (decoding with a cache).
+ *   with relu, else x. Query i sits at index s = start + i, start I64 [1] optional, else 0 (decoding with a cache, parts
+ *   of sequences).
  *   doc_start I32 [B, S] optional: index of the first token f of its document, else 0. With ratio 1 it sees the keys
  *   f <= j <= s. Otherwise a key stands for `ratio` tokens, a document's keys lie from ceil(f / ratio) on (compress.h),
  *   and it sees the first (s + 1 - f) / ratio of them, rounded down.
@@ -10,7 +11,7 @@
  *   scores the smaller index is taken. A score that is not a number counts as minus infinity.
  *
  * index_loss: how far softmax(I) is from the attention that it stands for. Over the keys of idx if given, else over all
- *   keys that the query sees (doc_start, ratio; start is 0):
+ *   keys that the query sees:
  *     t_j = sum over heads g of exp(scale mq[i, g] . mk[j, g or 0] - lse[g, i]), p = t / sum t; no gradient is taken of
  *     it kl[i] = sum_j p_j (log p_j - log softmax(score_scale I)_j)
  *   mq [B, S, MH, MD], mk [B, Skv, MG, MD] real, MH % MG == 0, lse [B, MH, S] wide optional, else that of the same
@@ -48,6 +49,7 @@ OP_ARGS(index_topk, INDEX_TOPK_FIELDS);
     T(op, lse, OPT_FIXED, WIDE, "b mh s")                                                                              \
     T(op, idx, OPT_FIXED, I32, "b s topk")                                                                             \
     T(op, doc_start, OPT, I32, "b s")                                                                                  \
+    T(op, start, OPT, I64, "1")                                                                                        \
     T(op, scale, OPT, F64, "1 +dq")                                                                                    \
     T(op, loss, OPT_SUM, F64, "1")                                                                                     \
     T(op, kl, OPT_OUT, WIDE, "b s !")                                                                                  \
@@ -66,6 +68,7 @@ OP_ARGS(index_loss, INDEX_LOSS_FIELDS);
     T(op, mk, FIXED, REAL, "b skv mg md")                                                                              \
     T(op, idx, FIXED, I32, "b s topk")                                                                                 \
     T(op, doc_start, OPT, I32, "b s")                                                                                  \
+    T(op, start, OPT, I64, "1")                                                                                        \
     T(op, recall, SUM, F64, "1")                                                                                       \
     T(op, work, WORK, U8, "")                                                                                          \
     N(op, double, softmax_scale, 0.3)                                                                                  \
@@ -94,7 +97,7 @@ HOST_DEVICE static inline int64_t index_sample_row(int64_t n, int64_t every, int
 {
     return n >= every ? (i + 1) * every - 1 : n - 1;
 }
-/* index_topk's first query, from host memory. Beyond the bounds its queries see all keys, or none. */
+/* The index of the first query, from host memory. Beyond the bounds queries see all keys, or none. */
 static inline int64_t index_start(const struct tensor *start)
 {
     const int64_t most = (int64_t)1 << 52; /* queries, keys and ratio are below 2^31, 2^31 and 2^20 */

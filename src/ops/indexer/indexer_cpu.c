@@ -220,7 +220,7 @@ static void row_gradient(const struct index_loss_args *a, const struct index_row
 static void one_row(const struct index_loss_args *a, int64_t r, float *kl, float *scratch, float *add)
 {
     int64_t b = r / a->q.dim[1], i = r % a->q.dim[1];
-    struct index_row row = index_row_of(&a->idx, &a->doc_start, a->ratio, a->k.dim[1], b, i);
+    struct index_row row = index_row_of(&a->idx, &a->doc_start, index_start(&a->start), a->ratio, a->k.dim[1], b, i);
     float *p = scratch, *s = p + index_most(&a->idx, a->k.dim[1]);
     target(a, &row, b, i, p, s);
     kl[r] = row_loss(a, &row, b, i, p, s);
@@ -234,9 +234,9 @@ static void one_row(const struct index_loss_args *a, int64_t r, float *kl, float
 static void add_block(const struct index_loss_args *a, int64_t b, int64_t first, int64_t count, const float *add,
                       int64_t from, int64_t to)
 {
-    int64_t d = a->q.dim[3], most = index_most(&a->idx, a->k.dim[1]);
+    int64_t d = a->q.dim[3], most = index_most(&a->idx, a->k.dim[1]), start = index_start(&a->start);
     for (int64_t i = 0; i < count; i++) {
-        struct index_row row = index_row_of(&a->idx, &a->doc_start, a->ratio, a->k.dim[1], b, first + i);
+        struct index_row row = index_row_of(&a->idx, &a->doc_start, start, a->ratio, a->k.dim[1], b, first + i);
         for (int64_t n = 0; n < row.count; n++)
             if (index_key(&row, n) >= 0)
                 add_scaled(row_at(&a->dk, b, index_key(&row, n)) + from, add + (i * most + n) * d + from, 1, to - from);
@@ -289,8 +289,9 @@ int64_t CPU_NAME(index_recall_work_cpu)(const struct index_recall_args *a)
 
 static double kept_share(const struct index_recall_args *a, int64_t b, int64_t i, int64_t h)
 {
-    struct index_row all = index_row_of(&(struct tensor){0}, &a->doc_start, a->ratio, a->mk.dim[1], b, i);
-    struct index_row list = index_row_of(&a->idx, &a->doc_start, a->ratio, a->mk.dim[1], b, i);
+    int64_t start = index_start(&a->start);
+    struct index_row all = index_row_of(&(struct tensor){0}, &a->doc_start, start, a->ratio, a->mk.dim[1], b, i);
+    struct index_row list = index_row_of(&a->idx, &a->doc_start, start, a->ratio, a->mk.dim[1], b, i);
     int64_t g = h / (a->mq.dim[2] / a->mk.dim[2]), d = a->mq.dim[3];
     const float *q = head_at(&a->mq, b, i, h);
     float top = -INFINITY;

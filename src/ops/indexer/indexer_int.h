@@ -19,13 +19,14 @@ static inline struct index_range index_seen(const struct tensor *doc_start, int6
     return index_visible(s, doc, ratio, n_keys);
 }
 
-static inline struct index_row index_row_of(const struct tensor *idx, const struct tensor *doc_start, int64_t ratio,
-                                            int64_t n_keys, int64_t b, int64_t i)
+/* start: the index of query 0. */
+static inline struct index_row index_row_of(const struct tensor *idx, const struct tensor *doc_start, int64_t start,
+                                            int64_t ratio, int64_t n_keys, int64_t b, int64_t i)
 {
     if (present(idx))
         return (struct index_row){.list = (const int32_t *)idx->data + b * idx->stride[0] + i * idx->stride[1],
                                   .count = idx->dim[2]};
-    struct index_range seen = index_seen(doc_start, ratio, n_keys, b, i, i);
+    struct index_range seen = index_seen(doc_start, ratio, n_keys, b, i, start + i);
     return (struct index_row){.first = seen.first, .count = max_i64(0, seen.end - seen.first)};
 }
 /* Negative: no key. */

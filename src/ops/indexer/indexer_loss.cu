@@ -286,6 +286,7 @@ template <typename T> static index_call<T> call_of(const struct index_loss_args 
     c.idx_row = present(&a->idx) ? a->idx.stride[1] : 0;
     c.doc = (const int32_t *)a->doc_start.data;
     c.doc_batch = present(&a->doc_start) ? a->doc_start.stride[0] : 0;
+    c.start = (const int64_t *)a->start.data;
     c.batch = (int)a->q.dim[0];
     c.rows = (int)a->q.dim[1];
     c.keys = (int)a->k.dim[1];
@@ -469,6 +470,7 @@ template <typename T> static int run_recall(struct lane *l, const struct index_r
     c.idx_row = a->idx.stride[1];
     c.doc = (const int32_t *)a->doc_start.data;
     c.doc_batch = present(&a->doc_start) ? a->doc_start.stride[0] : 0;
+    c.start = (const int64_t *)a->start.data;
     c.rows = (int)a->mq.dim[1];
     c.keys = (int)a->mk.dim[1];
     c.main_heads = (int)a->mq.dim[2];

@@ -87,11 +87,11 @@ static bool fill_separated(struct op_call *c, int arg, struct tensor *t, uint64_
 }
 
 /* Ascending lists with gaps, as index_topk makes them, of keys that the query sees. */
-static void fill_lists(struct tensor *t, uint64_t key, int64_t ratio, int64_t n_keys)
+static void fill_lists(struct tensor *t, uint64_t key, int64_t start, int64_t ratio, int64_t n_keys)
 {
     for (int64_t r = 0; r < rows_of(t); r++) {
         int32_t *list = (int32_t *)t->data + row_offset(t, r);
-        int64_t end = index_visible(r % t->dim[1], 0, ratio, n_keys).end, n = 0;
+        int64_t end = index_visible(start + r % t->dim[1], 0, ratio, n_keys).end, n = 0;
         for (int64_t j = 0; j < end && n < t->dim[2]; j++)
             if (end - j <= t->dim[2] - n || rng_uniform(key, (uint64_t)(r * n_keys + j)) < 0.5)
                 list[n++] = (int32_t)j;
@@ -104,7 +104,10 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
 {
     double rows = c->dim[BATCH] * c->dim[S];
     if (op_arg_is(c, arg, "idx") && c->desc->args[arg].role != ARG_OUT) {
-        fill_lists(t, key, (int64_t)op_attr(c, "ratio"), (int64_t)op_dim(c, "skv"));
+        int at = op_arg_index(c->desc, "start");
+        bool later = at >= 0 && c->t[at].rank > 0;
+        fill_lists(t, key, later ? (int64_t)(c->dim[SKV] - c->dim[S]) : 0, (int64_t)op_attr(c, "ratio"),
+                   (int64_t)op_dim(c, "skv"));
         return true;
     }
     if (op_arg_is(c, arg, "start")) {
@@ -193,9 +196,12 @@ static const struct op_sample loss_samples[] = {
     {"b=1 s=6 h=3 d=7 mh=4 mg=4 md=5 topk=3 acc_loss=1"},
     {"b=2 s=9 h=2 d=8 mh=3 mg=1 md=9 topk=4 no_lse=1 relu=0"},
     {"b=2 s=11 h=2 d=8 mh=2 mg=2 md=6 no_idx=1 coeff=0.1"},
-    {"b=1 s=33 skv=8 h=2 d=6 mh=4 mg=1 md=6 topk=5 ratio=4 no_doc_start=1"},
+    {"b=1 s=33 skv=8 h=2 d=6 mh=4 mg=1 md=6 topk=5 ratio=4 no_doc_start=1 no_start=1"},
     {"b=2 s=33 skv=11 h=2 d=6 mh=4 mg=1 md=6 ratio=3 no_idx=1"},
     {"b=1 s=37 h=5 d=16 mh=6 mg=1 md=24 topk=12 strided=1"},
+    /* The second part of a sequence. */
+    {"b=2 s=5 skv=13 h=2 d=6 mh=4 mg=2 md=6 topk=7 no_doc_start=1"},
+    {"b=2 s=5 skv=13 h=2 d=6 mh=3 md=6 no_idx=1 no_doc_start=1"},
     /* Tensor cores. So many products that some lie at the kink of relu, where differences are not derivatives. */
     {"b=2 s=40 h=3 d=16 mh=70 mg=1 md=160 topk=37 softmax_scale=0.05 no_doc_start=1"},
     {"b=2 s=20 h=3 d=16 mh=70 mg=1 md=192 topk=37 softmax_scale=0.05 no_doc_start=1"},
@@ -216,9 +222,10 @@ static const struct op_sample recall_samples[] = {
     {"b=0"},
     {"s=0"},
     {"b=2 s=3 every=8 acc_recall=1"},
+    {"b=2 s=20 skv=50 mh=3 md=7 topk=9 every=5 no_doc_start=1"}, /* the second part of a sequence */
     {"b=2 s=40 mh=6 mg=2 md=17 topk=9 every=5"},
-    {"b=1 s=90 skv=22 mh=3 md=16 topk=5 ratio=4 no_doc_start=1"},
-    {"b=2 s=90 skv=22 mh=3 md=16 topk=5 ratio=4 every=9"},
+    {"b=1 s=90 skv=22 mh=3 md=16 topk=5 ratio=4 no_doc_start=1 no_start=1"},
+    {"b=2 s=90 skv=22 mh=3 md=16 topk=5 ratio=4 every=9 no_start=1"},
     {"b=1 s=130 mh=3 md=40 topk=50 every=16 strided=1"},
 };
 static const struct op_sample recall_bench[] = {

@@ -178,13 +178,13 @@ int index_loss_ref(struct lane *l, const struct index_loss_args *a)
         TRY(sparse_check_list("index_loss", &a->idx, a->k.dim[1], l->err));
     TRY(check_work("index_loss", &a->work, index_loss_work_ref(a), l->err));
     double *p = a->work.data, *s = p + index_most(&a->idx, a->k.dim[1]), total = 0;
-    int64_t rows = a->q.dim[0] * a->q.dim[1];
+    int64_t rows = a->q.dim[0] * a->q.dim[1], start = index_start(&a->start);
     for (int64_t r = 0; present(&a->dk) && r < rows_of(&a->dk); r++)
         for (int64_t c = 0; c < cols_of(&a->dk); c++)
             f64_row(&a->dk, r)[c] = 0;
     for (int64_t r = 0; r < rows; r++) {
         int64_t b = r / a->q.dim[1], i = r % a->q.dim[1];
-        struct index_row row = index_row_of(&a->idx, &a->doc_start, a->ratio, a->k.dim[1], b, i);
+        struct index_row row = index_row_of(&a->idx, &a->doc_start, start, a->ratio, a->k.dim[1], b, i);
         target(a, &row, b, i, p, s);
         double kl = row_loss(a, &row, b, i, p, s);
         total += kl;
@@ -206,8 +206,9 @@ int index_loss_ref(struct lane *l, const struct index_loss_args *a)
 /* The share of one head's attention that the list keeps. */
 static double kept_share(const struct index_recall_args *a, int64_t b, int64_t i, int64_t h)
 {
-    struct index_row all = index_row_of(&(struct tensor){0}, &a->doc_start, a->ratio, a->mk.dim[1], b, i);
-    struct index_row list = index_row_of(&a->idx, &a->doc_start, a->ratio, a->mk.dim[1], b, i);
+    int64_t start = index_start(&a->start);
+    struct index_row all = index_row_of(&(struct tensor){0}, &a->doc_start, start, a->ratio, a->mk.dim[1], b, i);
+    struct index_row list = index_row_of(&a->idx, &a->doc_start, start, a->ratio, a->mk.dim[1], b, i);
     int64_t g = h / (a->mq.dim[2] / a->mk.dim[2]);
     const double *q = head_at(&a->mq, b, i, h);
     double top = -INFINITY, sum = 0, kept = 0;
