@@ -95,9 +95,9 @@ ok "PP2xVPP2 continues what EP4 saved" continues EP4 2 "$cut4" --parallel.pp=2
 ok "alike" agrees
 
 # What travels, and sizes that do not divide.
-paper=(plan "$tiny" "${model[@]}" "$flat" --model.topk=4 --parallel.ranks=4 --parallel.ep=2)
+paper=(plan "$tiny" "${model[@]}" "$flat" --parallel.ranks=4 --parallel.ep=2)
 ok "the plan shows the rows that travel: 16 tokens, for 2 ranks" prints 'back (.*); 32 rows, of which' "$BRAID" "${paper[@]}"
-ok "codes are fewer bytes" prints 'buffers of 2.00 KiB there' "$BRAID" "${paper[@]}" --parallel.ep_fp8=dispatch
+ok "codes are fewer bytes" prints 'buffers of 1.50 KiB there' "$BRAID" "${paper[@]}" --parallel.ep_fp8=dispatch
 ok "ranks that do not divide by ep and etp" fails 2 "use parallel.ep = 2 and parallel.etp = 2" "$BRAID" "${paper[@]}" --parallel.etp=4
 ok "channels that do not divide by etp" fails 2 "for example --parallel.etp=" "$BRAID" "${paper[@]}" --parallel.etp=5
 finish
