@@ -329,6 +329,7 @@ static int time_steps(struct trainer *t, struct steps_job *j, struct err *e)
     }
     if (is_rank0)
         show_step(n + WARM, n + WARM, 0);
+    TRY(trainer_settle(t, e));
     if (j->bits)
         TRY(add_param_bits(t, &bits, e));
     if (!is_rank0)

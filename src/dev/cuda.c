@@ -331,8 +331,8 @@ int cuda_describe(struct cuda_dev *c, struct err *e)
 
 static int open_streams(struct cuda_impl *c, struct err *e)
 {
-    /* Lanes: compute, side, comm, copy (plan/graph.h). Copies of a step's inputs are small and come first, on the
-     * compute stream; the copy stream is for offloaded slots. */
+    /* Lanes: compute, side, comm, copy, update (plan/graph.h). Copies of a step's inputs are small and come first, on
+     * the compute stream; the copy stream is for offloaded slots and state. */
     int low, high;
     CUDA(e, cudaDeviceGetStreamPriorityRange(&low, &high));
     for (int l = 0; l < CUDA_LANES; l++) {
@@ -347,7 +347,7 @@ static int open_streams(struct cuda_impl *c, struct err *e)
 /* Each lane has a workspace for cuBLASLt of its own, so that lanes do not share partial sums. */
 static int open_workspaces(struct cuda_dev *c, struct err *e)
 {
-    for (int l = 0; c->blas != NULL && l < CUDA_LANES; l++)
+    for (int l = 0; c->blas != NULL && l < CUDA_GEMM_LANES; l++)
         CUDA(e, cudaMalloc(&c->workspace[l], BLAS_WORKSPACE));
     return ST_OK;
 }

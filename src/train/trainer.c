@@ -164,10 +164,9 @@ static int build_plans(struct trainer *t, struct err *e)
 /* Addresses, and an executor with room for every plan. */
 static int bind(struct trainer *t, struct err *e)
 {
-    const struct plan *plans[] = {&t->train.p, &t->eval.p, &t->optim.p};
-    TRY(plan_bind(&t->train.p, &t->model.mem, e));
-    TRY(plan_bind(&t->eval.p, &t->model.mem, e));
-    TRY(plan_bind(&t->optim.p, &t->model.mem, e));
+    struct plan *plans[] = {&t->train.p, &t->eval.p, &t->optim.p, &t->optim.apply, &t->optim.beside};
+    for (int i = 0; i < countof(plans); i++)
+        TRY(plan_bind(plans[i], &t->model.mem, e));
     exec_init(&t->exec, &t->dev);
     plan_options(&t->exec, t->cfg);
     t->exec.capture &= t->world == NULL || world_captures(t->world, t->model.mesh.pp > 1);
