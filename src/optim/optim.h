@@ -31,6 +31,10 @@ struct optim {
 int optim_build(struct optim *o, struct model *m, struct model_plan *train, struct err *e);
 /* Why the update does not run beside the next step: NULL where it does, or where nothing is in host memory. */
 const char *optim_alone(const struct optim *o, const struct model *m);
+/* Bytes of state that an update moves each way between host and device; 0: none. */
+double optim_moved(const struct optim *o);
+/* A line that says where the update runs, and why; nothing where no state is in host memory. */
+void optim_print(const struct optim *o, const struct model *m, struct buf *out);
 void optim_release(struct optim *o);
 /* Hyper-parameters of update number `step` (0-based), in the order ops/adamw wants. */
 void optim_hyper(const struct optim *o, int64_t step, double hyper[HYPER_COUNT]);

@@ -446,3 +446,26 @@ int build_beside(struct optim *o, struct model *m, struct model_plan *train, str
     memory_reserve_max(&m->mem, ARENA_HOST, o->beside.host_bytes);
     return ST_OK;
 }
+
+/* ---- showing --------------------------------------------------------------------------------- */
+
+double optim_moved(const struct optim *o)
+{
+    double bytes = 0;
+    for (int k = 0; k < o->n_buckets; k++)
+        bytes += o->g.nodes[o->buckets[k].in].phase[PH_FWD].bytes;
+    return bytes;
+}
+
+void optim_print(const struct optim *o, const struct model *m, struct buf *out)
+{
+    const char *alone = optim_alone(o, m);
+    char moved[32];
+    if (o->n_buckets == 0)
+        return;
+    buf_addf(
+        out, "update: %s of %s pass through the device in %d buckets, %s%s\n",
+        human_bytes(optim_moved(o), moved, sizeof moved),
+        o->masters_away && m->dev->real != m->dev->wide ? "moments and fp32 master weights" : "moments", o->n_buckets,
+        alone == NULL ? "beside the forward pass of the next step" : "between the steps: ", alone != NULL ? alone : "");
+}

@@ -72,9 +72,12 @@ struct trainer {
     char *data_note;
     /* the last step could not read its data, on some rank; nothing was updated */
     bool data_failed;
-    int64_t replayed;            /* steps, and batches of evaluations, repeated with larger buffers */
-    bool stale;                  /* weights that other ranks updated have not come yet: trainer_refresh */
-    bool pending;                /* the update of the last step is to be applied by the next one: trainer_settle */
+    int64_t replayed; /* steps, and batches of evaluations, repeated with larger buffers */
+    bool stale;       /* weights that other ranks updated have not come yet: trainer_refresh */
+    bool pending;     /* the update of the last step is to be applied by the next one: trainer_settle */
+    struct {
+        double plan, memory, params; /* seconds: planning, allocating, filling parameters */
+    } start;
     bool noted_bits, noted_eval; /* the log has already noted what an evaluation lacks */
 };
 /* Rank 0 writes logs and checkpoints and prints to the terminal. */

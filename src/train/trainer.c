@@ -177,13 +177,17 @@ static int bind(struct trainer *t, struct err *e)
 
 static int commit(struct trainer *t, const struct ckpt *from, struct err *e)
 {
+    double begin = time_now();
     TRY(model_commit(&t->model, NULL, 0, e));
     TRY(bind(t, e));
+    t->start.memory = time_now() - begin;
     t->stale = from == NULL; /* a rank fills what it updates */
-    if (from == NULL)
-        return model_init_params(&t->model, e);
-    TRY(load_params(&t->model, from, e));
-    return load_optim(t, from, e);
+    TRY(from == NULL ? model_init_params(&t->model, e) : load_params(&t->model, from, e));
+    if (from != NULL)
+        TRY(load_optim(t, from, e));
+    TRY(t->dev.vt->sync(&t->dev, e));
+    t->start.params = time_now() - begin - t->start.memory;
+    return ST_OK;
 }
 
 /* A GPU as far as a plan needs one: types and the op table. */
@@ -218,9 +222,11 @@ int trainer_plan_on(struct trainer *t, const struct config *cfg, const struct ra
                                                : device_open_on(&t->dev, cfg, place, e));
     if (place->world != NULL)
         TRY(world_device(place->world, &t->dev, e));
+    double begin = time_now();
     TRY(model_init(&t->model, cfg, &t->dev, e));
     t->model.mesh = place->mesh;
     TRY(build_plans(t, e));
+    t->start.plan = time_now() - begin;
     return groups_check_model(&t->model, e);
 }
 
