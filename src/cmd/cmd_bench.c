@@ -352,7 +352,9 @@ static int profile(struct trainer *t, struct err *e)
     struct buf out;
     buf_init(&out, 0);
     int st;
-    TRY_OUT(trace_open(&trace, (int)min_i64(t->n_micro * t->train.p.n_steps + t->optim.p.n_steps, 1000000), e));
+    TRY_OUT(trace_open(
+        &trace, (int)min_i64(t->n_micro * t->train.p.n_steps + t->optim.p.n_steps + t->optim.apply.n_steps, 1000000),
+        e));
     t->exec.trace = trace;
     st = trainer_step(t, &r, e);
     t->exec.trace = t->trace;

@@ -312,7 +312,8 @@ int trainer_open_on(struct trainer *t, const struct config *cfg, const struct ra
     if (with_data)
         TRY(batcher_open(&t->batcher, t->train_data, &t->batch_opts, t->step, e));
     if (cfg->plan.trace[0] != '\0') {
-        int64_t events = cfg->plan.trace_steps * (t->n_micro * t->train.p.n_steps + t->optim.p.n_steps);
+        int64_t events =
+            cfg->plan.trace_steps * (t->n_micro * t->train.p.n_steps + t->optim.p.n_steps + t->optim.apply.n_steps);
         TRY(trace_open(&t->trace, (int)min_i64(events, 10000000), e));
         t->exec.trace = t->trace;
     }

@@ -141,7 +141,8 @@ static void optimizer_state_on_the_host_changes_nothing(void **state)
 {
     (void)state;
     static const char *const models[] = {"model.pattern=*-*-", "model.pattern=*E*E model.tied=off",
-                                         "model.pattern=*-M- model.mhc_streams=2 train.clip=0.01"};
+                                         "model.pattern=*-M- model.mhc_streams=2 train.clip=0.01",
+                                         "model.pattern=*-*- model.ffn=32 gpu.precision=fp8"};
     static const char *const devices[] = {"cpu", "ref"};
     struct playground pg;
     playground_open(&pg);

@@ -61,8 +61,7 @@ OP_ARGS(adamw, ADAMW_FIELDS);
 /* Parameter k of the call, 0 <= k <= n_more. */
 static inline struct adamw_part adamw_part_at(const struct adamw_args *a, int k)
 {
-    struct adamw_part first = {a->p,  a->g, a->m, a->v, a->copy, a->decay, a->rate, a->at,
-                               a->q, a->qs, a->t, a->ts};
+    struct adamw_part first = {a->p, a->g, a->m, a->v, a->copy, a->decay, a->rate, a->at, a->q, a->qs, a->t, a->ts};
     return k == 0 ? first : a->more[k - 1];
 }
 
