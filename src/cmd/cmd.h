@@ -92,6 +92,10 @@ int cmd_fit_again(struct config *c, const char *saved, const char *label, struct
 /* One line: does the plan fit into --memory (NULL: 80 GB), and what would? */
 int plan_verdict(const struct config *c, const char *memory, const struct trainer *t, struct buf *out, struct err *e);
 
+/* bench_offload.c: what braid bench train says of state in host memory; nothing where there is none. Every rank calls
+ * it, after the steps that are timed. step: seconds of one. */
+int bench_offload(struct trainer *t, double step, struct err *e);
+
 /* ---- ranks: a launcher's processes, or threads of this one ----------------------------------- */
 
 struct cmd_ranks {

@@ -321,7 +321,8 @@ static int time_steps(struct trainer *t, struct steps_job *j, struct err *e)
         const double said[2] = {r.loss, r.grad_norm};
         bits = hash64(said, sizeof said, bits);
         if (i == 0 && is_rank0)
-            printf("start_to_first_step_s: %.3f\n", time_now() - j->opened);
+            printf("start_to_first_step_s: %.3f (plan %.2f, memory %.2f, parameters %.2f, first step %.2f)\n",
+                   time_now() - j->opened, t->start.plan, t->start.memory, t->start.params, r.seconds);
         if (i >= WARM)
             seconds[i - WARM] = r.seconds;
         if (is_rank0)
@@ -329,11 +330,13 @@ static int time_steps(struct trainer *t, struct steps_job *j, struct err *e)
     }
     if (is_rank0)
         show_step(n + WARM, n + WARM, 0);
+    TRY(trainer_settle(t, e));
     if (j->bits)
         TRY(add_param_bits(t, &bits, e));
-    if (!is_rank0)
-        return ST_OK;
     qsort(seconds, (size_t)n, sizeof seconds[0], ascending);
+    if (!is_rank0)
+        return bench_offload(t, seconds[n / 2], e);
+    TRY(bench_offload(t, seconds[n / 2], e));
     TRY(print_steps(t, j->files.json, seconds[n / 2], seconds[0], n, r.tokens, e));
     printf("loss: %.17g\nbits: %016llx (losses and norms of all steps%s)\n", r.loss, (unsigned long long)bits,
            j->bits ? ", parameters" : "");
@@ -349,7 +352,9 @@ static int profile(struct trainer *t, struct err *e)
     struct buf out;
     buf_init(&out, 0);
     int st;
-    TRY_OUT(trace_open(&trace, (int)min_i64(t->n_micro * t->train.p.n_steps + t->optim.p.n_steps, 1000000), e));
+    TRY_OUT(trace_open(
+        &trace, (int)min_i64(t->n_micro * t->train.p.n_steps + t->optim.p.n_steps + t->optim.apply.n_steps, 1000000),
+        e));
     t->exec.trace = trace;
     st = trainer_step(t, &r, e);
     t->exec.trace = t->trace;

@@ -160,6 +160,7 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
     totals(t, &out);
     exchanged(t, &out);
     model_print_kernels(c, &t->dev, &out);
+    optim_print(&t->optim, &t->model, &out);
     st = groups_print(&t->model, &out, e);
     buf_add(&out, "\n");
     memory_print(&t->model.mem, &out);
@@ -167,6 +168,8 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
     plan_print_memory(&t->train.p, &out);
     plan_print_memory(&t->eval.p, &out);
     plan_print_memory(&t->optim.p, &out);
+    if (t->optim.n_buckets > 0)
+        plan_print_memory(t->optim.beside.name != NULL ? &t->optim.beside : &t->optim.apply, &out);
     if (st == ST_OK && place.mesh.world > 1)
         st = all_ranks(c, &place.mesh, &out, e);
     if (params) {
@@ -177,6 +180,8 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
         buf_add(&out, "\n");
         plan_print_steps(&t->train.p, &out);
         plan_print_steps(&t->optim.p, &out);
+        if (t->optim.n_buckets > 0)
+            plan_print_steps(t->optim.beside.name != NULL ? &t->optim.beside : &t->optim.apply, &out);
     }
     if (st == ST_OK)
         st = plan_verdict(c, extra[13].value, t, &out, e);

@@ -129,6 +129,7 @@ static void announce(const struct trainer *t, const char *memory_of_all)
             text.text ? text.text : "");
     buf_clear(&text);
     model_print_kernels(t->cfg, &t->dev, &text);
+    optim_print(&t->optim, &t->model, &text);
     if (groups_print(&t->model, &text, &e) != ST_OK)
         buf_addf(&text, "note: %s\n", e.msg);
     fputs(text.text ? text.text : "", stderr);

@@ -48,6 +48,7 @@
 #define CONFIG_MHC_KERNELS(X)                                                                                          \
     X(CFG_MHC_KERNELS_AUTO, "auto")                                                                                    \
     X(CFG_MHC_KERNELS_BOUNDARY, "boundary") X(CFG_MHC_KERNELS_PRIMITIVE, "primitive") X(CFG_MHC_KERNELS_REF, "ref")
+#define CONFIG_OPTIM_STATE(X) X(CFG_OPTIM_STATE_FP32, "fp32") X(CFG_OPTIM_STATE_BF16, "bf16")
 #define CONFIG_OPTIM_OFFLOAD(X)                                                                                        \
     X(CFG_OPTIM_OFFLOAD_OFF, "off") X(CFG_OPTIM_OFFLOAD_MOMENTS, "moments") X(CFG_OPTIM_OFFLOAD_ALL, "all")
 #define CONFIG_GRANULARITY(X)                                                                                          \
@@ -101,6 +102,7 @@ enum config_mamba_norm { CONFIG_MAMBA_NORM(CONFIG_ENUM_ID) };
 enum config_mhc { CONFIG_MHC(CONFIG_ENUM_ID) };
 enum config_mhc_kernels { CONFIG_MHC_KERNELS(CONFIG_ENUM_ID) };
 enum config_optim_offload { CONFIG_OPTIM_OFFLOAD(CONFIG_ENUM_ID) };
+enum config_optim_state { CONFIG_OPTIM_STATE(CONFIG_ENUM_ID) };
 enum config_granularity { CONFIG_GRANULARITY(CONFIG_ENUM_ID) };
 enum config_init_scale { CONFIG_INIT_SCALE(CONFIG_ENUM_ID) };
 enum config_schedule { CONFIG_SCHEDULE(CONFIG_ENUM_ID) };
@@ -257,6 +259,8 @@ struct config_plan {
 
 struct config_optim {
     int offload; /* enum config_optim_offload */
+    int state;   /* enum config_optim_state */
+    bool overlap;
 };
 
 struct config_mhc_run {

@@ -9,7 +9,8 @@
 
 #define FUSED "fused kernels are chosen by themselves"
 #define RUN_DIR "a run folder has metrics.jsonl, TensorBoard events and report.html"
-#define FP32 "gradients, master weights and moments are fp32"
+#define FP32 "gradients and master weights are fp32"
+#define STATE "optim.state is the type of both moments: fp32 or bf16, which --exp-avg-dtype sets"
 #define SAVES "a checkpoint is one folder of safetensors, whatever ranks wrote it"
 #define GROUPS                                                                                                         \
     "a [group.NAME] section with match = embedding.*, output_layer.* and a factor lr trains both ends at a rate of "   \
@@ -54,6 +55,8 @@ static bool latent(const struct config *c) { return strpbrk(c->model.pattern, "+
 static bool compressed(const struct config *c) { return strpbrk(c->model.pattern, "CHW") != NULL; }
 static bool sparse(const struct config *c) { return strchr(c->model.pattern, 'D') != NULL; }
 static bool not_fp32(const struct config *c) { return c->gpu.precision != CFG_PRECISION_FP32; }
+static bool state_fp32(const struct config *c) { return c->optim.state == CFG_OPTIM_STATE_FP32; }
+static bool state_bf16(const struct config *c) { return c->optim.state == CFG_OPTIM_STATE_BF16; }
 static bool one_stage(const struct config *c) { return c->parallel.pp == 1; }
 static bool capacity_given(const struct config *c) { return c->model.router_capacity > 0; }
 static bool deterministic(const struct config *c) { return !c->gpu.fast; }
@@ -156,11 +159,13 @@ const struct flag config_flags[] = {
     NOT("main-grads-dtype", "*", FP32),
     IS("main-params-dtype", "fp32", FP32),
     NOT("main-params-dtype", "*", FP32),
-    IS("exp-avg-dtype", "fp32", FP32),
-    NOT("exp-avg-dtype", "*", FP32),
-    IS("exp-avg-sq-dtype", "fp32", FP32),
-    NOT("exp-avg-sq-dtype", "*", FP32),
-    IS("use-precision-aware-optimizer", NULL, FP32),
+    SETS("exp-avg-dtype", "fp32", "optim.state", "fp32"),
+    SETS("exp-avg-dtype", "bf16", "optim.state", "bf16"),
+    NOT("exp-avg-dtype", "*", STATE),
+    IF("exp-avg-sq-dtype", "fp32", state_fp32, STATE),
+    IF("exp-avg-sq-dtype", "bf16", state_bf16, STATE),
+    NOT("exp-avg-sq-dtype", "*", STATE),
+    IS("use-precision-aware-optimizer", NULL, "optim.state is the type of both moments"),
     IS("optimizer", "adam", ADAMW),
     NOT("optimizer", "*", ADAMW),
     NOT("decoupled-lr", "*", GROUPS),

@@ -586,6 +586,14 @@ const struct option config_options[] = {
         "through the device in buckets, in both directions at once. A parameter then takes 8 or 12 bytes less "
         "of a GPU. "
         "Results stay bit for bit the same.")),
+    ROW(optim.overlap, "on", OPT_RUN, FLAG("overlap-cpu-optimizer-d2h-h2d", "on"), HELP(
+        "With optim.offload: the update runs beside the forward pass of the next step, whose layers wait for their own "
+        "weights only. off: between the steps. Results are the same bit for bit. Not with FP8 codes of weights.")),
+    ROW(optim.state, "fp32", OPT_RUN | OPT_INHERIT, ONE_OF(optim_state_values), HELP(
+        "Type in which moments of AdamW are stored. bf16: half the memory, 4 bytes for each parameter less; rounded up "
+        "or down at random, so that small changes are kept on average. The draws depend on run.seed, parameter, step "
+        "and element alone: every mesh, and a resumed run, has the same. A checkpoint holds the moments as they are; a "
+        "run with the other type loads it, and rounds to nearest once if it must.")),
 
     /* ---- [mhc] ---------------------------------------------------------------------------- */
     ROW(mhc.kernels, "auto", OPT_RUN, ONE_OF(mhc_kernels_values), FLAG("use-fused-mhc", "boundary"), HELP(

@@ -20,6 +20,7 @@ static const char *const mamba_norm_values[] = {CONFIG_MAMBA_NORM(VALUE_TEXT) NU
 static const char *const mhc_values[] = {CONFIG_MHC(VALUE_TEXT) NULL};
 static const char *const mhc_kernels_values[] = {CONFIG_MHC_KERNELS(VALUE_TEXT) NULL};
 static const char *const optim_offload_values[] = {CONFIG_OPTIM_OFFLOAD(VALUE_TEXT) NULL};
+static const char *const optim_state_values[] = {CONFIG_OPTIM_STATE(VALUE_TEXT) NULL};
 static const char *const granularity_values[] = {CONFIG_GRANULARITY(VALUE_TEXT) NULL};
 static const char *const init_scale_values[] = {CONFIG_INIT_SCALE(VALUE_TEXT) NULL};
 static const char *const schedule_values[] = {CONFIG_SCHEDULE(VALUE_TEXT) NULL};

@@ -8,6 +8,7 @@
 #include <nvtx3/nvToolsExt.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* Host values travel through pinned memory, so that the host need not wait for the GPU to take them. */
 enum { STAGING_BYTES = 16 << 20 };
@@ -91,16 +92,69 @@ static void gpu_free(struct dev *d, void *p)
     cudaFree(p);
 }
 
-int cuda_alloc_host(int64_t bytes, void **out, struct err *e)
+/* Pinned memory. cudaMallocHost clears and pins its pages by one thread, which takes tens of seconds for a hundred
+ * gigabytes; so pages are mapped, huge where they can be, touched by all threads, which makes the kernel clear them,
+ * and then pinned in one piece (a copy must not cross two pieces). Where that is refused, cudaMallocHost does it all.
+ * In front of the memory lies what is needed to free it. */
+enum { HUGE_PAGE = 1 << 21, SMALL_PAGE = 4096 };
+struct pinned {
+    char *map; /* NULL: of cudaMallocHost, from `base` on */
+    char *base;
+    size_t bytes;
+};
+static struct pinned *pinned_of(void *p) { return (struct pinned *)(void *)((char *)p - sizeof(struct pinned)); }
+
+static int pin_pages(size_t bytes, void **out)
 {
-    cudaError_t code = cudaMallocHost(out, (size_t)bytes);
-    if (code == cudaSuccess)
-        return ST_OK;
-    cudaGetLastError();
-    return cuda_status(e, (int)code, "cudaMallocHost");
+    size_t all = bytes + 2 * (size_t)HUGE_PAGE;
+    char *map = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
+        return ST_NOMEM;
+    char *at = map + (2 * (size_t)HUGE_PAGE - (uintptr_t)map % HUGE_PAGE);
+    madvise(map, all, MADV_HUGEPAGE); /* refusal costs only time */
+#pragma omp parallel for schedule(static) if (bytes > HUGE_PAGE)
+    for (size_t i = 0; i < bytes; i += SMALL_PAGE)
+        ((volatile char *)at)[i] = 0;
+    if (cudaHostRegister(at, bytes, cudaHostRegisterDefault) != cudaSuccess) {
+        cudaGetLastError();
+        munmap(map, all);
+        return ST_UNSUPPORTED;
+    }
+    *out = at;
+    *pinned_of(at) = (struct pinned){.map = map, .bytes = all};
+    return ST_OK;
 }
 
-void cuda_free_host(void *p) { cudaFreeHost(p); }
+int cuda_alloc_host(int64_t bytes, void **out, struct err *e)
+{
+    char *base = NULL;
+    int reachable = 0, device = 0;
+    if (cudaGetDevice(&device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&reachable, cudaDevAttrCanUseHostPointerForRegisteredMem, device) == cudaSuccess &&
+        reachable != 0 && pin_pages((size_t)bytes, out) == ST_OK)
+        return ST_OK;
+    cudaGetLastError();
+    cudaError_t code = cudaMallocHost((void **)&base, (size_t)bytes + SMALL_PAGE);
+    if (code != cudaSuccess) {
+        cudaGetLastError();
+        return cuda_status(e, (int)code, "cudaMallocHost");
+    }
+    *out = base + SMALL_PAGE;
+    memset(*out, 0, (size_t)bytes);
+    *pinned_of(*out) = (struct pinned){.base = base};
+    return ST_OK;
+}
+
+void cuda_free_host(void *p)
+{
+    struct pinned x = *pinned_of(p);
+    if (x.map == NULL) {
+        cudaFreeHost(x.base);
+        return;
+    }
+    cudaHostUnregister(p);
+    munmap(x.map, x.bytes);
+}
 
 int cuda_copy_on(struct dev *d, int lane, void *dst, const void *src, int64_t bytes, struct err *e)
 {
@@ -331,8 +385,8 @@ int cuda_describe(struct cuda_dev *c, struct err *e)
 
 static int open_streams(struct cuda_impl *c, struct err *e)
 {
-    /* Lanes: compute, side, comm, copy (plan/graph.h). Copies of a step's inputs are small and come first, on the
-     * compute stream; the copy stream is for offloaded slots. */
+    /* Lanes: compute, side, comm, copy, update (plan/graph.h). Copies of a step's inputs are small and come first, on
+     * the compute stream; the copy stream is for offloaded slots and state. */
     int low, high;
     CUDA(e, cudaDeviceGetStreamPriorityRange(&low, &high));
     for (int l = 0; l < CUDA_LANES; l++) {
@@ -347,7 +401,7 @@ static int open_streams(struct cuda_impl *c, struct err *e)
 /* Each lane has a workspace for cuBLASLt of its own, so that lanes do not share partial sums. */
 static int open_workspaces(struct cuda_dev *c, struct err *e)
 {
-    for (int l = 0; c->blas != NULL && l < CUDA_LANES; l++)
+    for (int l = 0; c->blas != NULL && l < CUDA_GEMM_LANES; l++)
         CUDA(e, cudaMalloc(&c->workspace[l], BLAS_WORKSPACE));
     return ST_OK;
 }

@@ -17,7 +17,7 @@ struct cuda_memo {
                                                 * more; 0: not asked yet */
 };
 
-enum { CUDA_LANES = 4 };
+enum { CUDA_LANES = 5, CUDA_GEMM_LANES = 4 }; /* the last one has no GEMMs, hence no workspace for them */
 struct cuda_dev {
     struct dev_gpu want;
     int sm_count, major, minor;

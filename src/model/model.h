@@ -42,6 +42,7 @@ void model_release(struct model *m);
 struct model_plan {
     struct graph g;
     struct plan p;
+    struct order order; /* of a training plan: the update may go into another plan of the same graph (optim/) */
     enum build_mode mode;
     int64_t batch, seq;
     int64_t cache_len;

@@ -503,7 +503,10 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
         st = offload(m, &mp->g, &order, e);
     if (st == ST_OK)
         st = plan_build(&mp->p, o->name, &mp->g, &order, e);
-    order_release(&order);
+    if (st == ST_OK && o->mode == BUILD_TRAIN)
+        mp->order = order;
+    else
+        order_release(&order);
     if (st != ST_OK)
         return st;
     memory_reserve_max(&m->mem, ARENA_FRAME, mp->p.frame_bytes);
@@ -516,6 +519,7 @@ void model_plan_release(struct model_plan *mp)
 {
     if (mp->built) {
         plan_release(&mp->p);
+        order_release(&mp->order);
         graph_release(&mp->g);
     }
     *mp = (struct model_plan){0};

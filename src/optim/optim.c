@@ -80,53 +80,31 @@ static int update_step(const struct step_ctx *c)
 {
     enum { GRAD, HYPER, SCALE, MASTER, PARAM, OPTIM };
     const struct update_node *n = c->self;
+    int parts = 0;
     for (int k = 0; k < n->n; k++) {
         const struct trained *t = &n->list[k];
         bool copy = t->master >= 0;
         struct tensor param =
             stretch_at(&c->t[PARAM], &n->form[FORM_PARAM], t->param, copy ? n->real : n->wide, t->elems);
-        int64_t second = t->optim + round_up(t->elems * (int64_t)dtype_bytes(n->wide), DEV_ALIGN);
-        n->parts[k] = (struct adamw_part){
+        struct adamw_part whole = {
             .p = copy ? stretch_at(&c->t[MASTER], &n->form[FORM_MASTER], t->master, n->wide, t->elems) : param,
             .g = stretch_at(&c->t[GRAD], &n->form[FORM_GRAD], t->grad, n->wide, t->elems),
-            .m = stretch_at(&c->t[OPTIM], &n->form[FORM_OPTIM], t->optim, n->wide, t->elems),
-            .v = stretch_at(&c->t[OPTIM], &n->form[FORM_OPTIM], second, n->wide, t->elems),
+            .m = stretch_at(&c->t[OPTIM], &n->form[FORM_OPTIM], t->optim, n->state, t->elems),
+            .v = stretch_at(&c->t[OPTIM], &n->form[FORM_OPTIM], t->second, n->state, t->elems),
             .copy = copy ? param : (struct tensor){0},
             .decay = t->decay,
             .rate = t->rate};
-        if (t->coded >= 0) {
-            struct quantise_args codes = model_param_codes(n->m, t->coded);
-            n->parts[k].q = codes.q;
-            n->parts[k].qs = codes.qs;
-            n->parts[k].t = codes.t;
-            n->parts[k].ts = codes.ts;
+        if (t->coded) {
+            struct quantise_args codes = model_param_codes(n->m, t->index);
+            whole.q = codes.q;
+            whole.qs = codes.qs;
+            whole.t = codes.t;
+            whole.ts = codes.ts;
         }
+        parts += split_parts(n, t, &whole, n->parts + parts);
     }
-    const struct adamw_part *p = &n->parts[0];
-    struct adamw_args a = {.p = p->p,
-                           .g = p->g,
-                           .m = p->m,
-                           .v = p->v,
-                           .copy = p->copy,
-                           .hyper = c->t[HYPER],
-                           .scale = c->t[SCALE],
-                           .beta1 = n->beta1,
-                           .beta2 = n->beta2,
-                           .eps = n->eps,
-                           .decay = p->decay,
-                           .rate = p->rate,
-                           .q = p->q,
-                           .qs = p->qs,
-                           .t = p->t,
-                           .ts = p->ts,
-                           .more = p + 1,
-                           .n_more = n->n - 1};
+    struct adamw_args a = update_args(n, n->parts, parts, &c->t[HYPER], &c->t[SCALE]);
     return c->ops->adamw(c->lane, &a);
-}
-
-static struct tensor param_shape(const struct model *m, int k)
-{
-    return tensor_shape(m->dev->wide, m->params.list[k].p.rank, m->params.list[k].p.dim);
 }
 
 static void extend(struct stretch *s, int64_t offset, int64_t bytes)
@@ -142,16 +120,16 @@ static int new_node(struct optim *o, const struct model *m, int most, struct upd
 {
     const struct config_train *t = &m->cfg->train;
     *list = graph_own(&o->g, (size_t)most * sizeof **list);
-    *n = (struct update_node){.beta1 = t->beta1,
+    *n = (struct update_node){.m = m,
+                              .beta1 = t->beta1,
                               .beta2 = t->beta2,
                               .eps = t->eps,
                               .wide = m->dev->wide,
                               .real = m->dev->real,
-                              .m = m,
+                              .state = optim_type(m),
                               .list = *list};
     n->grads = graph_own(&o->g, (size_t)most * sizeof *n->grads);
-    n->parts = graph_own(&o->g, (size_t)most * sizeof *n->parts);
-    return *list == NULL || n->grads == NULL || n->parts == NULL ? ST_NOMEM : ST_OK;
+    return *list == NULL || n->grads == NULL ? ST_NOMEM : ST_OK;
 }
 
 /* Elements of s that lie before it in what is kept of the parameter. */
@@ -166,14 +144,14 @@ static bool trained(const struct model *m, int k) { return param_trained(&m->par
 static bool has_codes(const struct model *m, int k) { return trained(m, k) && m->params.list[k].code_offset[0] >= 0; }
 
 /* Does the update of this parameter make its codes? It has all of the matrix, and squares, whose scales need no more
- * than a tile of it; otherwise a node after the update makes them. */
+ * than a tile of it, and moments that are not rounded; otherwise a node after the update makes them. */
 static bool updates_codes(const struct model *m, int k)
 {
     return has_codes(m, k) && shard_is_all(m, k) && m->cfg->optim.offload == CFG_OPTIM_OFFLOAD_OFF &&
-           code_rule(m->cfg).square && code_rule(m->cfg).block == ADAMW_SQUARE;
+           optim_type(m) == m->dev->wide && code_rule(m->cfg).square && code_rule(m->cfg).block == ADAMW_SQUARE;
 }
 
-/* n elements of a parameter from `first` on. */
+/* The elements of s of a parameter. */
 static struct trained part_of(const struct model *m, int k, struct shard s)
 {
     const struct param_entry *row = &m->params.list[k];
@@ -186,11 +164,14 @@ static struct trained part_of(const struct model *m, int k, struct shard s)
                             .master = copy ? row->master_offset + skipped(m, k, s, KEPT_MASTER) * wide : -1,
                             .param = row->offset + skipped(m, k, s, KEPT_WEIGHT) * (copy ? real : wide),
                             .optim = row->optim_offset,
+                            .second =
+                                row->optim_offset + round_up(s.n * (int64_t)dtype_bytes(optim_type(m)), DEV_ALIGN),
+                            .index = k,
+                            .local = s.first,
                             .decay = own_decay      ? group->weight_decay
                                      : row->p.decay ? m->cfg->train.weight_decay
                                                     : 0,
-                            .rate = group != NULL ? group->lr : 1,
-                            .coded = -1};
+                            .rate = group != NULL ? group->lr : 1};
 }
 
 static int64_t kept(const struct model *m, int k, enum kept_form form)
@@ -202,14 +183,16 @@ static int64_t kept(const struct model *m, int k, enum kept_form form)
 static int list_updated(struct optim *o, struct model *m, struct update_node *n)
 {
     struct trained *list;
-    int64_t wide = (int64_t)dtype_bytes(m->dev->wide), real = (int64_t)dtype_bytes(m->dev->real);
+    int64_t wide = (int64_t)dtype_bytes(m->dev->wide), real = (int64_t)dtype_bytes(m->dev->real),
+            state = (int64_t)dtype_bytes(optim_type(m));
+    int parts = 0;
     TRY(new_node(o, m, m->params.n, n, &list));
     for (int k = 0; k < m->params.n; k++) {
         struct param_entry *row = &m->params.list[k];
         if (!trained(m, k))
             continue;
         struct shard s = shard_updated(m, k);
-        int64_t moment = round_up(s.n * wide, DEV_ALIGN);
+        int64_t moment = round_up(s.n * state, DEV_ALIGN);
         row->optim_offset = memory_reserve(&m->mem, ARENA_OPTIM, 2 * moment);
         extend(&n->form[FORM_GRAD], row->grad_offset, kept(m, k, KEPT_GRADIENT) * wide);
         extend(&n->form[FORM_MASTER], row->master_offset, kept(m, k, KEPT_MASTER) * wide);
@@ -218,9 +201,11 @@ static int list_updated(struct optim *o, struct model *m, struct update_node *n)
             continue;
         extend(&n->form[FORM_OPTIM], row->optim_offset, 2 * moment);
         list[n->n] = part_of(m, k, s);
-        list[n->n++].coded = updates_codes(m, k) ? k : -1;
+        list[n->n].coded = updates_codes(m, k);
+        parts += split_parts(n, &list[n->n++], NULL, NULL);
     }
-    return ST_OK;
+    n->parts = graph_own(&o->g, (size_t)(parts + 1) * sizeof *n->parts);
+    return n->parts != NULL ? ST_OK : ST_NOMEM;
 }
 
 /* What this rank answers for in the norm: its shards, whoever updates them; of a weight that both ends of a pipeline
@@ -296,15 +281,16 @@ static slot_id codes_slot(struct optim *o, const struct model *m)
                                    : NO_SLOT;
 }
 
-static void declare_update(struct optim *o, const struct update_node *n, slot_id grads, slot_id param, slot_id hyper,
-                           slot_id codes)
+static int declare_update(struct optim *o, const struct update_node *n, slot_id grads, slot_id param, slot_id hyper,
+                          slot_id codes)
 {
     struct graph *g = &o->g;
     if (n->n == 0)
-        return;
+        return ST_OK;
     if (o->streamed) {
-        declare_streamed_update(o, n, grads, param, hyper);
-        return;
+        if (!o->masters_away)
+            stretch_slot(g, n, FORM_MASTER);
+        return declare_streamed_update(o, n, hyper);
     }
     slot_id master = stretch_slot(g, n, FORM_MASTER), moments = stretch_slot(g, n, FORM_OPTIM);
     double elems = trained_elems(n), copy = master != NO_SLOT ? (double)dtype_bytes(n->real) : 0;
@@ -312,7 +298,9 @@ static void declare_update(struct optim *o, const struct update_node *n, slot_id
     int node = graph_node(g, "adamw", LANE_COMPUTE, n);
     GRAPH_PHASE(g, node, PH_FWD, update_step, READS(grads), READS(hyper), READS(o->clip), ADDS(master), ADDS(param),
                 ADDS(moments), ADDS(coded > 0 ? codes : NO_SLOT));
-    graph_cost(g, node, PH_FWD, 12 * elems + 4 * coded, elems * (7 * (double)dtype_bytes(n->wide) + copy) + 2 * coded);
+    graph_cost(g, node, PH_FWD, 12 * elems + 4 * coded,
+               elems * (3 * (double)dtype_bytes(n->wide) + 4 * (double)dtype_bytes(n->state) + copy) + 2 * coded);
+    return g->err.code;
 }
 
 /* Codes of new values that the update does not make itself: from all of each parameter, whoever updated it, so that
@@ -406,12 +394,45 @@ static int declare(struct optim *o, struct model *m, const struct model_plan *tr
     declare_norm(o, m, norm, grads, sums);
     TRY(declare_clip(o, m, train, sums));
     slot_id codes = codes_slot(o, m);
-    declare_update(o, update, grads, params, hyper, codes);
+    o->update = update;
+    o->hyper = hyper;
+    TRY(declare_update(o, update, grads, params, hyper, codes));
     TRY(declare_quantise(o, m, params, &update->form[FORM_PARAM], codes));
     return declare_layer_updates(o, m);
 }
 
-int optim_build(struct optim *o, struct model *m, const struct model_plan *train, struct err *e)
+const char *optim_alone(const struct optim *o, const struct model *m)
+{
+    if (!o->streamed || o->n_buckets == 0)
+        return NULL;
+    if (!m->cfg->optim.overlap)
+        return "optim.overlap is off";
+    for (int k = 0; k < m->params.n; k++)
+        if (has_codes(m, k))
+            return "FP8 codes are made of all weights after the update";
+    return NULL;
+}
+
+/* Plans of a graph whose order is known: one, or two where state is streamed; and the one beside training. */
+static int plan_update(struct optim *o, struct model *m, struct model_plan *train, const struct order *order,
+                       struct err *e)
+{
+    struct order decide = {0}, apply = {0};
+    int st;
+    if (o->n_buckets == 0)
+        return plan_build(&o->p, "update", &o->g, order, e);
+    TRY_OUT(order_streamed_update(o, optim_alone(o, m) != NULL, order, &decide, &apply, e));
+    TRY_OUT(plan_build(&o->p, "update", &o->g, &decide, e));
+    TRY_OUT(plan_build(&o->apply, "update, streamed", &o->g, &apply, e));
+    if (optim_alone(o, m) == NULL && train->order.n > 0)
+        TRY_OUT(build_beside(o, m, train, e));
+out:
+    order_release(&decide);
+    order_release(&apply);
+    return st;
+}
+
+int optim_build(struct optim *o, struct model *m, struct model_plan *train, struct err *e)
 {
     const struct config_train *t = &m->cfg->train;
     *o = (struct optim){.built = true,
@@ -435,12 +456,9 @@ int optim_build(struct optim *o, struct model *m, const struct model_plan *train
     struct order order = {0};
     int st = schedule_plain(&o->g, false, &order, e);
     if (st == ST_OK)
-        order_streamed_update(o, &order);
-    if (st == ST_OK)
-        st = plan_build(&o->p, "update", &o->g, &order, e);
+        st = plan_update(o, m, train, &order, e);
     order_release(&order);
-    if (st == ST_OK)
-        memory_reserve_max(&m->mem, ARENA_WORK, o->p.work_bytes);
+    memory_reserve_max(&m->mem, ARENA_WORK, max_i64(o->p.work_bytes, o->apply.work_bytes));
     return st;
 }
 
@@ -448,6 +466,8 @@ void optim_release(struct optim *o)
 {
     if (o->built) {
         plan_release(&o->p);
+        plan_release(&o->apply);
+        plan_release(&o->beside);
         graph_release(&o->g);
     }
     *o = (struct optim){0};
@@ -460,14 +480,5 @@ void optim_hyper(const struct optim *o, int64_t step, double hyper[HYPER_COUNT])
     hyper[HYPER_LR] = lr_at(&o->schedule, step);
     hyper[HYPER_CORRECT1] = 1 - pow(o->beta1, (double)(step + 1));
     hyper[HYPER_CORRECT2] = 1 - pow(o->beta2, (double)(step + 1));
-}
-
-struct tensor optim_state(const struct model *m, int index, int which)
-{
-    struct tensor t = param_shape(m, index);
-    if (!shard_is_all(m, index))
-        t = tensor_1d(NULL, t.dtype, shard_of(m, index).n);
-    t.data =
-        m->mem.base[ARENA_OPTIM] + m->params.list[index].optim_offset + which * round_up(tensor_bytes(&t), DEV_ALIGN);
-    return t;
+    hyper[HYPER_STEP] = (double)step;
 }

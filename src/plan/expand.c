@@ -107,7 +107,9 @@ static void note_use(struct builder *b, int step, int use)
     struct step *s = &b->p->steps[step];
     struct instance *i = &b->p->inst[s->instance[use]];
     const struct use *u = &step_phase(b->p, s)->use[use];
-    s->first[use] = u->mode == USE_ADD && i->n_uses == 0;
+    /* The update of the step before may read a gradient that this plan then overwrites. */
+    s->first[use] = u->mode == USE_ADD && !i->written;
+    i->written |= u->mode != USE_READ;
     if (i->first_step < 0)
         i->first_step = step;
     i->last_step = step;

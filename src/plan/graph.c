@@ -7,7 +7,7 @@
 
 const char *lane_name(int lane)
 {
-    static const char *const names[LANE_COUNT] = {"compute", "side", "comm", "copy"};
+    static const char *const names[LANE_COUNT] = {"compute", "side", "comm", "copy", "update"};
     return lane >= 0 && lane < LANE_COUNT ? names[lane] : "?";
 }
 

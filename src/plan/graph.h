@@ -29,6 +29,7 @@ enum lane_id {
     LANE_SIDE, /* second compute queue: planning, Sinkhorn, split attention */
     LANE_COMM,
     LANE_COPY,
+    LANE_UPDATE, /* optimizer state that passes through the device beside training: AdamW and copies to host memory */
     LANE_COUNT,
 };
 const char *lane_name(int lane);

@@ -104,14 +104,6 @@ static void give_back(struct memory *m, enum arena_id a)
     m->allocated[a] = 0;
 }
 
-static int zero(struct memory *m, enum arena_id a, struct err *e)
-{
-    if (!memory_on_host(m, a))
-        return m->dev->vt->fill(m->dev, m->base[a], 0, m->planned[a], e);
-    dev_zero_host(m->base[a], m->planned[a]);
-    return ST_OK;
-}
-
 int memory_commit(struct memory *m, struct dev *dev, struct err *e)
 {
     m->dev = dev;
@@ -120,9 +112,9 @@ int memory_commit(struct memory *m, struct dev *dev, struct err *e)
     for (int a = 0; a < ARENA_ALL; a++) {
         if (take(m, (enum arena_id)a, e) != ST_OK)
             return refuse(m, e);
-        /* Activations are written before they are read; nothing may depend on their start. */
-        if (m->base[a] != NULL && a != ARENA_FRAME && a != ARENA_WORK && a != ARENA_HOST)
-            TRY(zero(m, (enum arena_id)a, e));
+        /* Activations are written before they are read; nothing may depend on their start. Host memory is zero. */
+        if (m->base[a] != NULL && a != ARENA_FRAME && a != ARENA_WORK && !memory_on_host(m, a))
+            TRY(dev->vt->fill(dev, m->base[a], 0, m->planned[a], e));
     }
     return ST_OK;
 }

@@ -101,6 +101,7 @@ struct instance {
     int n_uses;                /* steps that use it: poison counts them down */
     int merged;                /* placed over this instance (in place), or -1 */
     bool rebuilt;              /* made by a replay */
+    bool written;              /* some step so far writes it or adds to it */
 };
 struct plan {
     const char *name; /* "train", "eval", ... */

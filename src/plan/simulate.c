@@ -345,7 +345,7 @@ static void measure_lanes(struct sim *s, struct sim_rank *r, struct span *comput
         if (k->end <= k->start)
             continue;
         struct span span = {.begin = k->start, .end = k->end, .phase = k->phase};
-        if ((k->lane == LANE_COMM || k->lane == LANE_COPY) && !k->works)
+        if ((k->lane == LANE_COMM || k->lane == LANE_COPY || k->lane == LANE_UPDATE) && !k->works)
             moved[m++] = span;
         else
             computed[n++] = span;

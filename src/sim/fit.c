@@ -72,7 +72,8 @@ int fit_copy_config(struct config *to, const struct config *c, struct err *e)
     return config_finish(to, e);
 }
 
-/* What one rank and one step take. Microbatches that run one after the other are alike: two are simulated. */
+/* What one rank and one step take. Microbatches that run one after the other are alike but for the first, which may
+ * have an update beside it: two are simulated. */
 static void measure(const struct search *s, const struct timeline *tl, int64_t all, struct fit_row *r)
 {
     const struct trainer *t = &tl->rank[0].t;
@@ -85,7 +86,16 @@ static void measure(const struct search *s, const struct timeline *tl, int64_t a
         r->bytes = max_i64(r->bytes, bytes);
         r->host = max_i64(r->host, tl->rank[k].host);
     }
-    r->seconds = tl->train.sim.makespan * (double)all / (double)t->n_micro + tl->update.sim.makespan;
+    double first = tl->train.sim.makespan / (double)t->n_micro; /* seconds of the first microbatch */
+    for (int i = 0; i < tl->train.sim.rank[0].n; i++) {
+        const struct sim_task *k = &tl->train.sim.rank[0].task[i];
+        if (k->lane == LANE_COMPUTE && k->name != NULL && strcmp(k->name, "join") == 0) {
+            first = k->end;
+            break;
+        }
+    }
+    double others = t->n_micro > 1 ? (tl->train.sim.makespan - first) / (double)(t->n_micro - 1) : first;
+    r->seconds = tl->train.sim.makespan + others * (double)(all - t->n_micro) + tl->update.sim.makespan;
     r->fits = (double)r->bytes <= s->o->budget && (s->o->host <= 0 || (double)r->host <= s->o->host);
 }
 

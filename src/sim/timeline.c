@@ -125,11 +125,11 @@ static int by_begin(const void *a, const void *b)
 /* A head that ranks share computes on the lane of its messages. */
 static bool computes(const struct sim_task *t)
 {
-    return (t->works || (t->lane != LANE_COMM && t->lane != LANE_COPY)) && t->end > t->start;
+    return (t->works || t->lane == LANE_COMPUTE || t->lane == LANE_SIDE) && t->end > t->start;
 }
 static bool moves(const struct sim_task *t)
 {
-    return !t->works && (t->lane == LANE_COMM || t->lane == LANE_COPY) && t->end > t->start;
+    return !t->works && t->lane != LANE_COMPUTE && t->lane != LANE_SIDE && t->end > t->start;
 }
 
 /* Sorted, disjoint spans of the tasks that pass; returns their number. */
@@ -227,8 +227,10 @@ static int plan_rank(struct timeline *tl, int r, int rank, struct err *e)
     TRY(trainer_plan_on(&k->t, tl->cfg, &place, true, e));
     for (int a = 0; a < ARENA_FRAME; a++)
         k->persistent += memory_on_host(&k->t.model.mem, a) ? 0 : k->t.model.mem.planned[a];
-    k->working = max_i64(k->t.train.p.frame_bytes, k->t.optim.p.frame_bytes) +
-                 max_i64(k->t.train.p.work_bytes, k->t.optim.p.work_bytes);
+    const struct optim *o = &k->t.optim;
+    k->working =
+        max_i64(max_i64(k->t.train.p.frame_bytes, o->p.frame_bytes), o->beside.frame_bytes) +
+        max_i64(max_i64(k->t.train.p.work_bytes, o->beside.work_bytes), max_i64(o->p.work_bytes, o->apply.work_bytes));
     k->host = memory_total(&k->t.model.mem, k->t.model.mem.planned, true);
     return ST_OK;
 }
@@ -239,7 +241,7 @@ static int add_train(struct timeline *tl, int r, struct err *e)
     for (int64_t k = 0; k < t->n_micro; k += t->train.n_micro) {
         if (k > 0)
             TRY(add_join(&tl->train, r, e));
-        TRY(add_run(tl, &tl->train, r, &t->train.p, (int)k, e));
+        TRY(add_run(tl, &tl->train, r, k == 0 ? trainer_first_plan(t, true) : &t->train.p, (int)k, e));
     }
     return ST_OK;
 }
@@ -265,7 +267,12 @@ static int open_ranks(struct timeline *tl, struct err *e)
 static int add_update(struct timeline *tl, struct err *e)
 {
     for (int r = 0; r < tl->n; r++) {
-        TRY(add_run(tl, &tl->update, r, &tl->rank[r].t.optim.p, 0, e));
+        const struct optim *o = &tl->rank[r].t.optim;
+        TRY(add_run(tl, &tl->update, r, &o->p, 0, e));
+        if (o->n_buckets > 0 && o->beside.name == NULL) {
+            TRY(add_join(&tl->update, r, e));
+            TRY(add_run(tl, &tl->update, r, &o->apply, 0, e));
+        }
         meet_in_update(tl, r);
     }
     return run_half(tl, &tl->update, e);

@@ -123,7 +123,9 @@ static int measure_on(struct node_times *out, const struct config *alone, struct
     int st;
     TRY_OUT(place_open(&place, alone, w, 0, 1, e));
     TRY_OUT(trainer_open_on(&t, alone, &place, NULL, true, e));
-    TRY_OUT(trace_open(&trace, (int)min_i64(4 * (t.n_micro * t.train.p.n_steps + t.optim.p.n_steps), 1000000), e));
+    TRY_OUT(trace_open(
+        &trace, (int)min_i64(4 * (t.n_micro * t.train.p.n_steps + t.optim.p.n_steps + t.optim.apply.n_steps), 1000000),
+        e));
     TRY_OUT(trace_steps(&t, trace, out, e));
 out:
     t.exec.trace = NULL;

@@ -58,7 +58,7 @@ static int load_one(struct model *m, const struct keymap *map, int i, const stru
     if (m->dev->kind != DEV_CUDA && place.rank == whole->rank && tensor_elems(&place) == param_elems(whole))
         return keymap_load(map, i, &place, e);
     struct tensor host =
-        tensor_shape(moment ? m->dev->wide : param_dtype(whole, m->dev->wide), whole->rank, whole->dim);
+        tensor_shape(moment ? optim_type(m) : param_dtype(whole, m->dev->wide), whole->rank, whole->dim);
     TRY(mem_aligned(&host.data, (size_t)max_i64(tensor_bytes(&host), 1), DEV_ALIGN, e));
     int st = keymap_load(map, i, &host, e);
     if (st == ST_OK)
@@ -78,7 +78,7 @@ static int load_space(struct model *m, const struct key_file *f, enum key_space 
     struct full_table full;
     TRY(full_table_open(&full, m, e));
     TRY_OUT(list_params(&full, space, base, &params, &index, &n, e));
-    TRY_OUT(keymap_open(&map, f, space, params, n, m->dev->wide, e));
+    TRY_OUT(keymap_open(&map, f, space, params, n, space != KEYS_MODEL ? optim_type(m) : m->dev->wide, e));
     st = keymap_check(map, allow, e);
     if (st == ST_OK && n > 0 && keymap_missing(map) == n)
         st = err_set(e, ST_CONFLICT, "%.200s holds none of the model's %d parameters", f->label, n);

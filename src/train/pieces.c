@@ -22,7 +22,7 @@ struct extent {
 /* The type that files hold. */
 static enum dtype saved_type(const struct trainer *t, const struct param *p, enum what what)
 {
-    return what == WHAT_VALUE ? param_dtype(p, t->dev.wide) : t->dev.wide;
+    return what == WHAT_VALUE ? param_dtype(p, t->dev.wide) : optim_type(&t->model);
 }
 
 /* turn: of ranks that hold copies not always the first answers, but the one whose turn it is. */

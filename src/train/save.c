@@ -104,6 +104,7 @@ static int writers_of(const struct trainer *t)
 static int job_new(struct save_job **out, struct trainer *t, int writers, bool spread, struct err *e)
 {
     struct save_job *j;
+    TRY(trainer_settle(t, e));
     TRY(ranks_agree(t, "save", mem_array((void **)&j, 1, sizeof *j, e), e));
     buf_init(&j->config, 0);
     j->source = (struct ckpt_source){.fetch = fetch, .ctx = j};

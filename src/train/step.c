@@ -63,6 +63,20 @@ static struct run_info run_of(const struct trainer *t, int64_t k)
                              .next_pos = b->part.next_pos};
 }
 
+const struct plan *trainer_first_plan(const struct trainer *t, bool pending)
+{
+    return pending && t->optim.beside.name != NULL ? &t->optim.beside : &t->train.p;
+}
+
+int trainer_settle(struct trainer *t, struct err *e)
+{
+    struct run_info run = {.step = t->step, .first_mb = true};
+    if (!t->pending)
+        return ST_OK;
+    t->pending = false;
+    return exec_run(&t->exec, &t->optim.apply, &run, e);
+}
+
 /* One by one, or, where their parts alternate in one plan, all in one run. */
 static int run_micros(struct trainer *t, struct err *e)
 {
@@ -70,7 +84,8 @@ static int run_micros(struct trainer *t, struct err *e)
         t->run[k] = run_of(t, k);
     for (int64_t k = 0; k < t->n_micro; k += t->train.n_micro) {
         TRY(routes_give(t->routes, t->run[k].first_sample, e));
-        TRY(exec_run(&t->exec, &t->train.p, &t->run[k], e));
+        TRY(exec_run(&t->exec, k == 0 ? trainer_first_plan(t, t->pending) : &t->train.p, &t->run[k], e));
+        t->pending = false; /* also if the step is repeated */
         TRY(routes_take(t->routes, t->run[k].first_sample, e));
     }
     return ST_OK;
@@ -217,6 +232,9 @@ int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
     struct run_info run = {.step = t->step, .first_mb = true, .hyper = hyper};
     TRY(exec_run(&t->exec, &t->optim.p, &run, e));
     t->stale = true;
+    t->pending = t->optim.n_buckets > 0;
+    if (t->optim.beside.name == NULL)
+        TRY(trainer_settle(t, e));
 
     if (t->world != NULL) /* where another rank never came, this names it */
         TRY(world_sync(t->world, "update", e));
@@ -228,6 +246,7 @@ int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
                               .skipped = clip[CLIP_SKIP] != 0};
     TRY(exchange_results(t, r, e));
     t->skipped_in_a_row = r->skipped ? t->skipped_in_a_row + 1 : 0;
+    t->pending &= !r->skipped; /* it would change nothing */
     int64_t limit = t->cfg->train.nonfinite_limit;
     if (r->skipped && (t->cfg->train.nonfinite == CFG_NONFINITE_STOP || (limit > 0 && t->skipped_in_a_row > limit)))
         return name_culprit(t, e);
@@ -245,6 +264,7 @@ int trainer_refresh(struct trainer *t, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
     struct lane lane = {.dev = &t->dev, .index = LANE_COMM, .err = e};
+    TRY(trainer_settle(t, e));
     if (!t->stale || mesh->world == 1)
         return ST_OK;
     t->stale = false;

@@ -72,8 +72,12 @@ struct trainer {
     char *data_note;
     /* the last step could not read its data, on some rank; nothing was updated */
     bool data_failed;
-    int64_t replayed;            /* steps, and batches of evaluations, repeated with larger buffers */
-    bool stale;                  /* weights that other ranks updated have not come yet: trainer_refresh */
+    int64_t replayed; /* steps, and batches of evaluations, repeated with larger buffers */
+    bool stale;       /* weights that other ranks updated have not come yet: trainer_refresh */
+    bool pending;     /* the update of the last step is to be applied by the next one: trainer_settle */
+    struct {
+        double plan, memory, params; /* seconds: planning, allocating, filling parameters */
+    } start;
     bool noted_bits, noted_eval; /* the log has already noted what an evaluation lacks */
 };
 /* Rank 0 writes logs and checkpoints and prints to the terminal. */
@@ -114,8 +118,13 @@ struct eval_result {
     struct err why;               /* of failed, or of bits per byte that are not known; may be empty on other ranks */
 };
 int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e);
-/* Copies of weights that other ranks update (parallel.zero) become theirs. A step does so by itself, while it computes;
- * what else looks at weights calls this before. Every rank calls it. */
+/* The update of the last step, where the next one would apply it beside its forward pass (optim.overlap): now. What
+ * looks at weights or moments calls this or trainer_refresh before. */
+int trainer_settle(struct trainer *t, struct err *e);
+/* The plan of a step's first microbatches, where there is an update to apply or not. */
+const struct plan *trainer_first_plan(const struct trainer *t, bool pending);
+/* trainer_settle; then copies of weights that other ranks update (parallel.zero) become theirs. A step does so by
+ * itself, while it computes; what else looks at weights calls this before. Every rank calls it. */
 int trainer_refresh(struct trainer *t, struct err *e);
 int trainer_save(struct trainer *t, struct err *e);
 /* Shows rank 0 every tensor that a checkpoint would hold, gathered from all ranks, under its key; host is valid during

@@ -164,10 +164,9 @@ static int build_plans(struct trainer *t, struct err *e)
 /* Addresses, and an executor with room for every plan. */
 static int bind(struct trainer *t, struct err *e)
 {
-    const struct plan *plans[] = {&t->train.p, &t->eval.p, &t->optim.p};
-    TRY(plan_bind(&t->train.p, &t->model.mem, e));
-    TRY(plan_bind(&t->eval.p, &t->model.mem, e));
-    TRY(plan_bind(&t->optim.p, &t->model.mem, e));
+    struct plan *plans[] = {&t->train.p, &t->eval.p, &t->optim.p, &t->optim.apply, &t->optim.beside};
+    for (int i = 0; i < countof(plans); i++)
+        TRY(plan_bind(plans[i], &t->model.mem, e));
     exec_init(&t->exec, &t->dev);
     plan_options(&t->exec, t->cfg);
     t->exec.capture &= t->world == NULL || world_captures(t->world, t->model.mesh.pp > 1);
@@ -178,13 +177,17 @@ static int bind(struct trainer *t, struct err *e)
 
 static int commit(struct trainer *t, const struct ckpt *from, struct err *e)
 {
+    double begin = time_now();
     TRY(model_commit(&t->model, NULL, 0, e));
     TRY(bind(t, e));
+    t->start.memory = time_now() - begin;
     t->stale = from == NULL; /* a rank fills what it updates */
-    if (from == NULL)
-        return model_init_params(&t->model, e);
-    TRY(load_params(&t->model, from, e));
-    return load_optim(t, from, e);
+    TRY(from == NULL ? model_init_params(&t->model, e) : load_params(&t->model, from, e));
+    if (from != NULL)
+        TRY(load_optim(t, from, e));
+    TRY(t->dev.vt->sync(&t->dev, e));
+    t->start.params = time_now() - begin - t->start.memory;
+    return ST_OK;
 }
 
 /* A GPU as far as a plan needs one: types and the op table. */
@@ -219,9 +222,11 @@ int trainer_plan_on(struct trainer *t, const struct config *cfg, const struct ra
                                                : device_open_on(&t->dev, cfg, place, e));
     if (place->world != NULL)
         TRY(world_device(place->world, &t->dev, e));
+    double begin = time_now();
     TRY(model_init(&t->model, cfg, &t->dev, e));
     t->model.mesh = place->mesh;
     TRY(build_plans(t, e));
+    t->start.plan = time_now() - begin;
     return groups_check_model(&t->model, e);
 }
 
@@ -307,7 +312,8 @@ int trainer_open_on(struct trainer *t, const struct config *cfg, const struct ra
     if (with_data)
         TRY(batcher_open(&t->batcher, t->train_data, &t->batch_opts, t->step, e));
     if (cfg->plan.trace[0] != '\0') {
-        int64_t events = cfg->plan.trace_steps * (t->n_micro * t->train.p.n_steps + t->optim.p.n_steps);
+        int64_t events =
+            cfg->plan.trace_steps * (t->n_micro * t->train.p.n_steps + t->optim.p.n_steps + t->optim.apply.n_steps);
         TRY(trace_open(&t->trace, (int)min_i64(events, 10000000), e));
         t->exec.trace = t->trace;
     }

@@ -295,7 +295,7 @@ static int run_steps(struct rank_run *run, struct trainer *t, struct err *e)
         TRY(trainer_step(t, &r, e));
         f->loss = fmax(f->loss, relative(r.loss, run->plain->loss[s]));
         f->norm = fmax(f->norm, relative(r.grad_norm, run->plain->norm[s]));
-        if (s == 0)
+        if (s == 0 && !t->pending) /* else the next step changes moments; those at the end are compared either way */
             compare_params(run, t, true);
     }
     TRY(saved_compare(&run->plain->saved, t, &f->saved, e)); /* before weights of other ranks come: nobody needs them */

@@ -186,6 +186,119 @@ static void several_parameters_go_as_one_by_one(void **state)
         assert_true(p[0][k / N][k % N] != (float)(k + 1));
 }
 
+/* ---- moments in bf16 ------------------------------------------------------------------------- */
+
+enum { MANY = 4099 };
+struct narrow {
+    float p[MANY], g[MANY];
+    uint16_t m[MANY], v[MANY];
+};
+
+static void narrow_fill(struct narrow *x)
+{
+    for (int i = 0; i < MANY; i++) {
+        x->p[i] = (float)rng_normal(1, (uint64_t)i);
+        x->g[i] = (float)rng_normal(2, (uint64_t)i);
+        x->m[i] = f32_to_bf16((float)rng_normal(3, (uint64_t)i));
+        x->v[i] = f32_to_bf16((float)rng_uniform(4, (uint64_t)i));
+    }
+}
+
+/* Elements [first, first + n), which are those from `place` on of the parameter. */
+static void narrow_update(struct narrow *x, int64_t first, int64_t n, struct adamw_place place, double number)
+{
+    struct dev dev;
+    double hyper[8] = {lr, 0.5, 0.5, number}, scale[4] = {1, 1, 0, 0};
+    assert_ok(dev_open(&dev, DEV_CPU, 0, &error), &error);
+    struct lane lane = {.dev = &dev, .err = &error};
+    struct adamw_args a = {.p = tensor_1d(x->p + first, DT_F32, n),
+                           .g = tensor_1d(x->g + first, DT_F32, n),
+                           .m = tensor_1d(x->m + first, DT_BF16, n),
+                           .v = tensor_1d(x->v + first, DT_BF16, n),
+                           .hyper = tensor_1d(hyper, DT_F64, 8),
+                           .scale = tensor_1d(scale, DT_F64, 4),
+                           .beta1 = beta1,
+                           .beta2 = beta2,
+                           .eps = 1e-8,
+                           .decay = decay,
+                           .rate = 1,
+                           .bf16 = true,
+                           .at = place};
+    assert_ok(ops_for(&dev)->adamw(&lane, &a), &error);
+    dev_close(&dev);
+}
+
+/* The mean over many updates with the same inputs is the moment in fp32, far below the step of bf16; and every draw is
+ * one of the two neighbours. */
+static void moments_are_rounded_without_bias(void **state)
+{
+    (void)state;
+    enum { DRAWS = 1500, SHOWN = 64 };
+    static struct narrow start, x;
+    static double sum[SHOWN][2];
+    narrow_fill(&start);
+    for (int t = 0; t < DRAWS; t++) {
+        x = start;
+        narrow_update(&x, 0, SHOWN, (struct adamw_place){.key = 9}, t);
+        for (int i = 0; i < SHOWN; i++) {
+            sum[i][0] += (double)bf16_to_f32(x.m[i]);
+            sum[i][1] += (double)bf16_to_f32(x.v[i]);
+        }
+    }
+    double total = 0;
+    for (int i = 0; i < SHOWN; i++) {
+        double g = (double)start.g[i];
+        const double want[2] = {beta1 * (double)bf16_to_f32(start.m[i]) + (1 - beta1) * g,
+                                beta2 * (double)bf16_to_f32(start.v[i]) + (1 - beta2) * g * g};
+        for (int k = 0; k < 2; k++) {
+            double off = (sum[i][k] / DRAWS - want[k]) / (fabs(want[k]) * 0x1p-7);
+            assert_true(fabs(off) < 5 * 0.5 / sqrt(DRAWS)); /* five standard deviations of a draw between neighbours */
+            total += off;
+        }
+    }
+    assert_true(fabs(total) < 5 * 0.5 / sqrt(DRAWS) * sqrt(2.0 * SHOWN));
+}
+
+/* The same bits in one call, in parts of any size, and as columns of rows. */
+static void draws_depend_on_the_place_alone(void **state)
+{
+    (void)state;
+    static const int64_t cuts[] = {0, 1, 6, 257, 1030, 1033, MANY};
+    static struct narrow whole, parts, columns, other;
+    narrow_fill(&whole);
+    parts = columns = other = whole;
+    narrow_update(&whole, 0, MANY, (struct adamw_place){.key = 5}, 3);
+    for (int k = 0; k + 1 < countof(cuts); k++)
+        narrow_update(&parts, cuts[k], cuts[k + 1] - cuts[k], (struct adamw_place){.key = 5, .first = cuts[k]}, 3);
+    assert_memory_equal(&whole, &parts, sizeof whole);
+    /* Rows of 10 elements that a whole of rows of 20 has at columns 0 to 9: the first row is that of the whole. */
+    narrow_update(&columns, 0, 7, (struct adamw_place){.key = 5, .row = 10, .step = 20}, 3);
+    narrow_update(&columns, 7, MANY - 7, (struct adamw_place){.key = 5, .lead = 7, .row = 10, .step = 20}, 3);
+    assert_memory_equal(whole.m, columns.m, 10 * sizeof *whole.m);
+    assert_true(memcmp(whole.m + 10, columns.m + 10, 10 * sizeof *whole.m) != 0);
+    for (int64_t r = 0; r * 10 < MANY; r++) /* one row at a time */
+        narrow_update(&other, r * 10, min_i64(10, MANY - r * 10), (struct adamw_place){.key = 5, .first = r * 20}, 3);
+    assert_memory_equal(&columns, &other, sizeof other);
+    narrow_fill(&other);
+    narrow_update(&other, 0, MANY, (struct adamw_place){.key = 5}, 4);
+    assert_memory_equal(whole.p, other.p, sizeof whole.p); /* the update itself is that of fp32 */
+    assert_true(memcmp(whole.m, other.m, sizeof whole.m) != 0 && memcmp(whole.v, other.v, sizeof whole.v) != 0);
+}
+
+static void extremes_are_rounded_as_they_should(void **state)
+{
+    (void)state;
+    const float largest = 3.4028235e38f, tiny = 1e-45f;
+    for (uint32_t draw = 0; draw < 0x10000; draw += 0xFFF) {
+        assert_true(isfinite(bf16_to_f32(adamw_round(largest, draw))) &&
+                    isfinite(bf16_to_f32(adamw_round(-largest, draw))));
+        assert_true(isnan(bf16_to_f32(adamw_round(NAN, draw))) && isinf(bf16_to_f32(adamw_round(-INFINITY, draw))));
+        assert_true(bf16_to_f32(adamw_round(0, draw)) == 0 && bf16_to_f32(adamw_round(1.5f, draw)) == 1.5f);
+        assert_true(bf16_to_f32(adamw_round(tiny, draw)) < 1e-40f);
+    }
+    assert_true(adamw_round(1 + 0x1p-8f, 0x7FFF) == 0x3F80 && adamw_round(1 + 0x1p-8f, 0x8000) == 0x3F81);
+}
+
 static void bad_arguments_are_refused(void **state)
 {
     (void)state;
@@ -207,6 +320,16 @@ static void bad_arguments_are_refused(void **state)
     a = good;
     a.v = tensor_1d(h, DT_F64, 4);
     assert_fails(adamw_check(&a, &error), ST_INVALID, &error, "tensor v");
+    a = good;
+    a.m = a.v = tensor_1d(x, DT_BF16, 4);
+    assert_fails(adamw_check(&a, &error), ST_INVALID, &error, "tensor m is BF16");
+    a.bf16 = true;
+    assert_ok(adamw_check(&a, &error), &error);
+    a.v = good.v;
+    assert_fails(adamw_check(&a, &error), ST_INVALID, &error, "tensor v");
+    a = good;
+    a.at.row = -1;
+    assert_fails(adamw_check(&a, &error), ST_INVALID, &error, "in rows of -1");
     a = good;
     a.beta2 = 1;
     assert_fails(adamw_check(&a, &error), ST_INVALID, &error, "beta2 is 1");
@@ -238,6 +361,9 @@ int main(void)
         cmocka_unit_test(every_magnitude_of_gradient_moves_the_parameter_alike),
         cmocka_unit_test(unusable_numbers_are_refused_before_writing),
         cmocka_unit_test(several_parameters_go_as_one_by_one),
+        cmocka_unit_test(moments_are_rounded_without_bias),
+        cmocka_unit_test(draws_depend_on_the_place_alone),
+        cmocka_unit_test(extremes_are_rounded_as_they_should),
         cmocka_unit_test(bad_arguments_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

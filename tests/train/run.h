@@ -77,8 +77,10 @@ struct snapshot {
     char *data[2];
 };
 
-static inline void snapshot_take(struct snapshot *s, const struct trainer *t)
+static inline void snapshot_take(struct snapshot *s, struct trainer *t)
 {
+    struct err e = {0};
+    assert_ok(trainer_settle(t, &e), &e);
     static const enum arena_id arena[2] = {ARENA_PARAM, ARENA_OPTIM};
     for (int i = 0; i < 2; i++) {
         s->bytes[i] = t->model.mem.allocated[arena[i]];

@@ -141,7 +141,8 @@ static void optimizer_state_on_the_host_changes_nothing(void **state)
 {
     (void)state;
     static const char *const models[] = {"model.pattern=*-*-", "model.pattern=*E*E model.tied=off",
-                                         "model.pattern=*-M- model.mhc_streams=2 train.clip=0.01"};
+                                         "model.pattern=*-M- model.mhc_streams=2 train.clip=0.01",
+                                         "model.pattern=*-*- model.ffn=32 gpu.precision=fp8"};
     static const char *const devices[] = {"cpu", "ref"};
     struct playground pg;
     playground_open(&pg);
@@ -151,7 +152,8 @@ static void optimizer_state_on_the_host_changes_nothing(void **state)
                 struct trained off, on;
                 train(&off, &pg, models[k], "", devices[d]);
                 train(&on, &pg, models[k],
-                      all ? "optim.offload=all plan.random_lanes=3 plan.poison=on" : "optim.offload=moments",
+                      all ? "optim.offload=all plan.random_lanes=3 plan.poison=on"
+                          : "optim.offload=moments optim.overlap=off",
                       devices[d]);
                 if (memcmp(off.loss, on.loss, sizeof off.loss) != 0 || !snapshot_equal(&off.after, &on.after))
                     fail_msg("%s on %s: the state on the host gives other parameters", models[k], devices[d]);
@@ -175,7 +177,9 @@ static void the_update_needs_the_memory_of_a_few_buckets(void **state)
     assert_true(memory_on_host(m, ARENA_OPTIM));
     assert_int_equal(memory_total(m, m->allocated, true), m->allocated[ARENA_OPTIM]);
     assert_true(t.optim.n_buckets >= 6);
-    assert_true(t.optim.p.work_bytes > 0 && 2 * t.optim.p.work_bytes < m->allocated[ARENA_OPTIM]);
+    assert_true(t.optim.apply.work_bytes > 0 && 2 * t.optim.apply.work_bytes < m->allocated[ARENA_OPTIM]);
+    /* Beside training the buckets take no more than these three. */
+    assert_true(t.optim.beside.work_bytes <= t.train.p.work_bytes + t.optim.apply.work_bytes);
     trainer_close(&t);
     config_release(&c);
     playground_close(&pg);

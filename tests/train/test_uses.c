@@ -255,6 +255,8 @@ static const struct row rows[] = {
 static const char *const elsewhere[] = {
     "plan.fit",
     "optim.offload", /* tests/sim/test_fit.c, tests/train/test_offload.c */
+    "optim.overlap",
+    "optim.state", /* tests/train/test_state.c */
     /* they say which layers there are */
     "model.pattern",
     "model.attn_ratio",

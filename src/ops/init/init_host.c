@@ -38,21 +38,52 @@ static double draw(const struct init_args *a, int64_t i)
     return 0;
 }
 
+static void put(const struct init_args *a, int64_t i, double drawn)
+{
+    double v = (double)(float)drawn;
+    if (a->y.dtype == DT_F32)
+        ((float *)a->y.data)[i] = (float)v;
+    else if (a->y.dtype == DT_F64)
+        ((double *)a->y.data)[i] = v;
+    else
+        ((int32_t *)a->y.data)[i] = (int32_t)v;
+    if (present(&a->copy))
+        tensor_set(&a->copy, i, v);
+}
+
+/* Values 2 * pair and 2 * pair + 1 of rng_normal, which come from one draw, to the bit. */
+static void normal_pair(uint64_t key, int64_t pair, double z[2])
+{
+    const double two_pi = 6.283185307179586;
+    struct philox4 r = philox(key, (uint32_t)pair, (uint32_t)((uint64_t)pair >> 32), 0, 0);
+    for (int k = 0; k < 2; k++)
+        z[k] = sqrt(-2.0 * log(u32_to_unit(r.v[2 * k]))) * cos(two_pi * u32_to_unit(r.v[2 * k + 1]));
+}
+
+/* Two values of a draw at a time, whichever of them belong to y. */
+static void fill_normal(const struct init_args *a)
+{
+    int64_t end = a->first + a->y.dim[0];
+#pragma omp parallel for schedule(static)
+    for (int64_t pair = a->first / 2; pair < (end + 1) / 2; pair++) {
+        double z[2];
+        normal_pair(a->key, pair, z);
+        for (int k = 0; k < 2; k++)
+            if (2 * pair + k >= a->first && 2 * pair + k < end)
+                put(a, 2 * pair + k - a->first, a->a * z[k]);
+    }
+}
+
 int init_host(const struct init_args *a, struct err *e)
 {
     TRY(init_check(a, e));
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < a->y.dim[0]; i++) {
-        double v = (double)(float)draw(a, a->first + i);
-        if (a->y.dtype == DT_F32)
-            ((float *)a->y.data)[i] = (float)v;
-        else if (a->y.dtype == DT_F64)
-            ((double *)a->y.data)[i] = v;
-        else
-            ((int32_t *)a->y.data)[i] = (int32_t)v;
-        if (present(&a->copy))
-            tensor_set(&a->copy, i, v);
+    if (a->kind == INIT_NORMAL) {
+        fill_normal(a);
+        return ST_OK;
     }
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < a->y.dim[0]; i++)
+        put(a, i, draw(a, a->first + i));
     return ST_OK;
 }
 

@@ -76,6 +76,11 @@ cudaError_t cudaMallocHost(void **out, size_t bytes);
 cudaError_t cudaMallocManaged(void **out, size_t bytes, unsigned flags);
 cudaError_t cudaFree(void *p);
 cudaError_t cudaFreeHost(void *p);
+enum { cudaHostRegisterDefault = 0 };
+cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void *p);
+enum cudaDeviceAttr { cudaDevAttrCanUseHostPointerForRegisteredMem = 91 };
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s);
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t to_pitch, const void *src, size_t from_pitch, size_t width,
