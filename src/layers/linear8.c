@@ -9,8 +9,8 @@
  * The gradient passes through rounding unchanged.
  *
  * Under tensor parallelism a weight has codes if what ranks hold of each of its sections is whole scale blocks, and if
- * its output's gradient is not a part of a sum (down projections of latent attention, which all ranks compute). Then the
- * codes of a rank's part, of its input and of its gradient are those of the whole tensors, and all products but the
+ * its output's gradient is not a part of a sum (down projections of latent attention, which all ranks compute). Then
+ * the codes of a rank's part, of its input and of its gradient are those of the whole tensors, and all products but the
  * sums over ranks are those of one rank. Where ranks keep shards of weights only (parallel.zero = 3), a unit's weights
  * are gathered, and their codes made of them, for every use. */
 #include "layers/layer.h"
@@ -59,8 +59,8 @@ static bool kept(const char *globs, const char *key)
     return false;
 }
 
-/* Do tensor-parallel ranks get whole blocks of scales? Gradients of what every rank makes for its own heads are parts of
- * a sum, which must not be rounded one by one. */
+/* Do tensor-parallel ranks get whole blocks of scales? Gradients of what every rank makes for its own heads are parts
+ * of a sum, which must not be rounded one by one. */
 static bool whole_blocks(const struct build *b, const struct param *p)
 {
     bool all = b->mesh->tp == 1 || p->split.how != SPLIT_NONE || p->split.grad != GRAD_OVER_HEADS;

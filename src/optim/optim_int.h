@@ -49,8 +49,8 @@ struct bucket_nodes {
 /* The update of state that lies in host memory (stream.c). Slots of gradients and parameters must have been declared.
  * */
 int declare_streamed_update(struct optim *o, const struct update_node *n, slot_id hyper);
-/* An order of all nodes of the update becomes two: up to the decision, and the buckets. What follows them comes after them
- * too where they run alone, else with the decision. */
+/* An order of all nodes of the update becomes two: up to the decision, and the buckets. What follows them comes after
+ * them too where they run alone, else with the decision. */
 int order_streamed_update(const struct optim *o, bool alone, const struct order *all, struct order *decide,
                           struct order *apply, struct err *e);
 /* The training plan once more, with the buckets of the update in it: o->beside. */

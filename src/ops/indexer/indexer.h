@@ -1,8 +1,8 @@
 /* indexer: which keys a query of sparse attention reads, and how the scores that decide it are trained (the lightning
  * indexer of DeepSeek-V3.2).
  *   q [B, S, H, D], k [B, Skv, D] real, w [B, S, H] wide: I[i, j] = sum_h w[i, h] f(q[i, h] . k[j]), f(x) = max(x, 0)
- *   with relu, else x. Query i sits at index s = start + i, start I64 [1] optional, else 0 (decoding with a cache, parts
- *   of sequences).
+ *   with relu, else x. Query i sits at index s = start + i, start I64 [1] optional, else 0 (decoding with a cache,
+ *   parts of sequences).
  *   doc_start I32 [B, S] optional: index of the first token f of its document, else 0. With ratio 1 it sees the keys
  *   f <= j <= s. Otherwise a key stands for `ratio` tokens, a document's keys lie from ceil(f / ratio) on (compress.h),
  *   and it sees the first (s + 1 - f) / ratio of them, rounded down.
