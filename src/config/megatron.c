@@ -121,7 +121,7 @@ const struct flag config_flags[] = {
     SETS("moe-dispatch-fwd-dtype", "bf16", "parallel.ep_fp8", "off"),
     SETS("moe-dispatch-fwd-dtype", "mxfp8", "parallel.ep_fp8", "dispatch"),
     IS("moe-combine-bwd-dtype", "bf16", "gradients travel as they are"),
-    NOT("moe-combine-bwd-dtype", "*", "gradients of experts travel as they are; parallel.ep_fp8 is for the forward pass"),
+    NOT("moe-combine-bwd-dtype", "*", "gradients of experts travel as they are; parallel.ep_fp8 is for forward"),
     IS("moe-single-grouped-weight", NULL, "experts of a layer are one tensor"),
     IS("moe-single-grouped-bias", NULL, "biases of the experts of a layer are one tensor"),
     IS("moe-permute-fusion", NULL, FUSED),

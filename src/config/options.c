@@ -182,7 +182,8 @@ const struct option config_options[] = {
     ROW(model.mla_rope, "64", OPT_MODEL, RANGE(2, 4096), ALIAS("qk-pos-emb-head-dim"),
         HELP("Multi-latent attention: rotary channels of a head; even. All heads share one rotary key.")),
     ROW(model.mla_v, "128", OPT_MODEL, RANGE(1, 4096), ALIAS("v-head-dim"),
-        HELP("Multi-latent attention: channels of a value head. Compressed attention (C, H, W): channels of a query head and "
+        HELP("Multi-latent attention: channels of a value head. Compressed attention (C, H, W): channels of a query "
+        "head and "
         "of the one head that is key and value; the last model.mla_rope of them are rotary.")),
     ROW(model.mla_norm_eps, "0", OPT_MODEL, RANGE(0, 1),
         HELP("Epsilon of the two latent norms; 0 is model.norm_eps. DeepSeek-V3 in Hugging Face uses 1e-6.")),
@@ -192,9 +193,11 @@ const struct option config_options[] = {
     ROW(model.dsa_indexer_n_heads, "64", OPT_MODEL, RANGE(1, 4096), ALIAS("dsa-indexer-n-heads"),
         HELP("Sparse attention (D, C): heads of the indexer, whose scores select the keys of a query.")),
     ROW(model.dsa_indexer_head_dim, "128", OPT_MODEL, RANGE(2, 4096), ALIAS("dsa-indexer-head-dim"),
-        HELP("Sparse attention: channels of an indexer head; the first model.mla_rope of them are rotary, with C the last.")),
+        HELP("Sparse attention: channels of an indexer head; the first model.mla_rope of them are rotary, with C the "
+        "last.")),
     ROW(model.dsa_indexer_topk, "2048", OPT_MODEL, RANGE(1, 1048576), ALIAS("dsa-indexer-topk"),
-        HELP("Sparse attention: keys (C: compressed entries) that a query reads, of those it may see. With D sequences up "
+        HELP("Sparse attention: keys (C: compressed entries) that a query reads, of those it may see. With D "
+        "sequences up "
         "to this length are computed as latent attention (+) is, bit for bit.")),
     ROW(model.dsa_indexer_topk_freq, "1", OPT_MODEL, RANGE(1, 4096), ALIAS("dsa-indexer-topk-freq"),
         HELP("Sparse attention: every so many-th D layer has an indexer, those between reuse the keys it selected; 1: "
