@@ -271,6 +271,8 @@ static int wanted(const struct sizes *s, int i, const struct tensor *have, int64
         }
         for (int k = 0; is_lead(word, length) && k < s->lead_rank; k++)
             dim[rank++] = s->lead[k];
+        if (is_lead(word, length) && s->lead_rank == 0) /* no tensor has leading sizes, and all must */
+            dim[rank++] = UNKNOWN;
         if (is_size(word) && !is_lead(word, length) && rank < TENSOR_MAX_RANK) {
             dim[rank] = allowed(s, word, length, have != NULL && rank < have->rank ? have->dim[rank] : UNKNOWN);
             rank++;
