@@ -19,7 +19,7 @@ static inline struct attention_drop attention_drop_of(const struct dropout_rule 
         return (struct attention_drop){0};
     return (struct attention_drop){.key = attention_drop_key(r->key, head),
                                    .step = info[0],
-                                   .sample = info[1] + batch,
+                                   .sample = draw_after(info[1], batch),
                                    .first = info[2],
                                    .threshold = dropout_threshold(r->p),
                                    .kept = 1 / (1 - r->p)};
@@ -30,7 +30,7 @@ static inline double attention_drop_factor(const struct attention_drop *d, int64
 {
     if (d->kept == 0)
         return 1;
-    return dropout_keep(d->key, d->threshold, d->step, d->sample, d->first + i, j) ? d->kept : 0;
+    return dropout_keep(d->key, d->threshold, d->step, d->sample, draw_after(d->first, i), j) ? d->kept : 0;
 }
 
 /* Weights of keys first + [from, to) for n queries from i on, w[key][query] with rows of `row` values; first is a
@@ -41,7 +41,7 @@ static inline void attention_drop_block(const struct attention_drop *d, int64_t 
     uint32_t bits[DROPOUT_RUN];
     float kept = (float)d->kept;
     for (int64_t q = 0; q < n; q++) {
-        dropout_bits(d->key, d->step, d->sample, d->first + i + q, first, bits);
+        dropout_bits(d->key, d->step, d->sample, draw_after(d->first, i + q), first, bits);
         for (int64_t k = from; k < to; k++)
             w[k * row + q] *= bits[k] >= d->threshold ? kept : 0.0f;
     }

@@ -28,11 +28,11 @@ OP_ARGS(dropout, DROPOUT_FIELDS);
 struct draw_place {
     int64_t step, sample, pos;
 };
+/* A sum with what a file may say: it wraps. */
+HOST_DEVICE static inline int64_t draw_after(int64_t at, int64_t n) { return (int64_t)((uint64_t)at + (uint64_t)n); }
 HOST_DEVICE static inline struct draw_place dropout_place(const int64_t *info, int64_t row, int64_t seq)
 {
-    /* Sums of what a file may say: they wrap. */
-    struct draw_place at = {info[0], (int64_t)((uint64_t)info[1] + (uint64_t)(row / seq)),
-                            (int64_t)((uint64_t)info[2] + (uint64_t)(row % seq))};
+    struct draw_place at = {info[0], draw_after(info[1], row / seq), draw_after(info[2], row % seq)};
     return at;
 }
 
