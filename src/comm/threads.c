@@ -76,12 +76,13 @@ static int look(struct comm *c, struct wait *t, const int *missing, int n, struc
 }
 
 /* A rank that gives up before all have arrived withdraws its arrival, so that no other goes on to read what it
- * published. */
-static int wait_until_all_came(struct comm *c, struct meeting *meeting, int64_t number, struct err *e)
+ * published. After that it may not fail: another may be reading already, and waits until this one has left. So room for
+ * the missing ranks is made before. */
+static int wait_until_all_came(struct comm *c, struct meeting *meeting, int64_t number, int *missing, struct err *e)
 {
     struct rendezvous *h = rendezvous_of(c);
     struct wait t = wait_begin();
-    int *missing, n, st = mem_array((void **)&missing, (size_t)c->size, sizeof *missing, e);
+    int n, st = ST_OK;
     pthread_mutex_lock(&h->lock);
     while (st == ST_OK && (n = missing_ranks(c, meeting, number, missing)) > 0) {
         st = look(c, &t, missing, n, e);
@@ -94,7 +95,6 @@ static int wait_until_all_came(struct comm *c, struct meeting *meeting, int64_t 
     if (st != ST_OK)
         meeting->slot[c->rank].came--;
     pthread_mutex_unlock(&h->lock);
-    free(missing);
     return st;
 }
 
@@ -163,9 +163,12 @@ static int threads_exchange(struct comm *c, struct lane *l, const struct exchang
     struct rank_slot *slot = &meeting->slot[c->rank];
     if (on_gpu(l))
         TRY(gpu_comm_sync(l));
+    int *missing;
+    TRY(mem_array((void **)&missing, (size_t)c->size, sizeof *missing, e));
     int64_t number = arrive(h, slot, x);
-    TRY(wait_until_all_came(c, meeting, number, e));
-    int st = ST_OK;
+    int st = wait_until_all_came(c, meeting, number, missing, e);
+    free(missing);
+    TRY(st);
     for (int r = 0; r < c->size && st == ST_OK; r++)
         st = take_from(c, l, x, r, meeting->slot[r].x, e);
     if (on_gpu(l) && st == ST_OK)
