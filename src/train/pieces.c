@@ -287,8 +287,11 @@ static int send_values(struct pieces *s, int i, const struct extent *x, const st
                        .ranks = p->slice.ranks,
                        .rank = p->slice.rank};
     memcpy(a.dim, p->dim, sizeof a.dim);
-    TRY(comm_host_send(all, "save", &a, (int64_t)sizeof a, s->items[i].part, e));
-    return comm_host_send(all, "save", host->data, tensor_bytes(host), s->items[i].part, e);
+    int st = comm_host_send(all, "save", &a, (int64_t)sizeof a, s->items[i].part, e);
+    if (st == ST_OK)
+        st = comm_host_send(all, "save", host->data, tensor_bytes(host), s->items[i].part, e);
+    s->broken |= st != ST_OK;
+    return st;
 }
 
 /* This rank's elements of an item to the rank that writes it. */
@@ -302,7 +305,8 @@ static int send_own(struct pieces *s, int i, struct err *e)
     int st = widen ? fetch_wide(t, &x, type, &host, e) : dev_fetch(&t->dev, &x.at, &host, e);
     if (st != ST_OK) { /* the other rank waits for it and must hear */
         struct answer none = {.n = -1};
-        comm_host_send(t->model.mesh.all, "save", &none, (int64_t)sizeof none, s->items[i].part, NULL);
+        s->broken |=
+            comm_host_send(t->model.mesh.all, "save", &none, (int64_t)sizeof none, s->items[i].part, NULL) != ST_OK;
         return st;
     }
     st = send_values(s, i, &x, &host, e);
@@ -411,7 +415,7 @@ int pieces_end(struct pieces *s, int st, struct err *e)
     const struct mesh *mesh = &s->t->model.mesh;
     while (st == ST_OK && s->begun < s->n_rounds)
         st = begin_round(s, e);
-    if (mesh->world == 1)
+    if (mesh->world == 1 || s->broken)
         return st;
     if (st != ST_OK)
         drop_sent(s);

@@ -25,6 +25,7 @@ struct pieces {
     int n_rounds, begun, taken; /* taken: items of this rank, in the order of writing */
     int writers;
     bool spread;
+    bool broken; /* a message could not be sent: another rank waits for it, until it sees that this one has ended */
 };
 /* Collective, as all that follow. writers: the first so many ranks write. spread: of ranks that hold copies of a
  * parameter different ones answer for it, so that all have something to write; else always the first. */
