@@ -2,7 +2,7 @@
 # FP8 on one Hopper GPU in one call of about five minutes: the new kernels are checked (also under compute-sanitizer), then whole steps, experts and quantisers
 # are timed one after the other. Prints a table of what docs/FP8.md and docs/SPEED.md state, each row with its bar.
 #
-#   tests/gpu/fp8_table.sh [BUILD]
+#   [TOOLS="memcheck ..."] tests/gpu/fp8_table.sh [BUILD]      TOOLS: of compute-sanitizer, all four by default
 #
 # PEER=path/to/train_peer.py (and PEERS, the folder with torchao) also times PyTorch with torchao's tensorwise FP8: its kernels are compiled during the checks, so that
 # its timed run finds them in the cache.
@@ -32,7 +32,7 @@ for p in "check_f8 200000" "bench_quantise check" "bench_experts8 check" check_a
     case $line in *' 0 failed') ;; *) failed=1 ;; esac
 done
 if command -v compute-sanitizer >/dev/null; then
-    for tool in memcheck racecheck initcheck synccheck; do
+    for tool in ${TOOLS-memcheck racecheck initcheck synccheck}; do
         for p in "check_f8 500" "bench_quantise check" "check_ops --op=norm8 --sms=2"; do
             # shellcheck disable=SC2086
             timeout 60 compute-sanitizer --tool $tool "$build"/tests/gpu/$p >"$out/log" 2>&1

@@ -121,11 +121,10 @@ n=0
 for line in "${meshes[@]}"; do
     [[ $line =~ ${ONLY:-.} ]] || continue
     n=$((n + 1))
-    one_mesh "$n" "$line" >"$dir/row$n" 2>&1 &
+    one_mesh "$n" "$line" 2>&1 | tee "$dir/row$n" & # a run that is cut short has printed what it knows
     while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do sleep 0.1; done
 done
 wait
-for ((i = 1; i <= n; i++)); do cat "$dir/row$i"; done
 passed=$(cat "$dir"/row* | grep -c '| ok (')
 echo "$passed passed, $((n - passed)) failed"
 [ "$passed" = "$n" ]
