@@ -64,7 +64,6 @@ struct dev_gpu {
     bool fast;        /* allow what is not deterministic */
     int index;        /* which GPU */
     int sms;          /* multiprocessors that persistent kernels fill; 0: all */
-    bool untimed;     /* tests and benches: kernels that would be chosen had they been timed on a GPU, too */
     bool large_tiles; /* tests: GEMMs of experts in the largest tiles, however few there are */
     int expert_dw;    /* tests: variant of the weight gradients of experts in FP8 (ops/gmm8/gmm8_tma.cuh) */
     /* file that stores the algorithm chosen for each GEMM; NULL or empty: none. Must outlive the device */

@@ -74,10 +74,8 @@ static struct sparse_device sparse_device_of(const struct kernel_report *r)
     const struct cuda_dev *gpu = r->on_paper ? NULL : r->dev->impl;
     struct sparse_device d = sparse_some_hopper;
     d.hopper = r->hopper;
-    if (gpu != NULL) {
-        d.untimed = gpu->want.untimed;
+    if (gpu != NULL)
         d.smem_per_block = gpu->smem_per_block;
-    }
     return d;
 }
 

@@ -6,8 +6,8 @@
  *   bench_sparse check [TOKENS]  instead: distances of Hopper's results from the others, and whether a second call
  *                                gives the same bits; ends with "N passed, N failed"
  *
- * Says which of the two a GPU should run: SPARSE_HOPPER_TIMED and INDEX_HOPPER_TIMED in src/ops/sparse/sparse_path.c.
- * Needs a Hopper GPU with 120 GB for 131,072 tokens; not part of check-gpu. */
+ * src/ops/sparse/sparse_path.c chooses between the two. Needs a Hopper GPU with 120 GB for 131,072 tokens; not part of
+ * check-gpu. */
 #include "bench.cuh"
 
 #include "ops/attention/attention.h"
@@ -199,7 +199,7 @@ struct calls {
 static void run(struct bench *b, const struct calls *c, enum what w, enum family by)
 {
     struct lane *l = &b->lane;
-    cuda_of(l)->want.untimed = by == HOPPER;
+    cuda_of(l)->hopper = by == HOPPER || w >= DENSE_FWD;
     int st = w == SCORES       ? run_scores(l, &c->s.topk)
              : w == SELECT     ? index_topk_cuda(l, &c->s.topk)
              : w == SPARSE_FWD ? sparse_fwd_cuda(l, &c->s.fwd)

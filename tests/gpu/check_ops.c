@@ -2,11 +2,10 @@
  * on a machine with a GPU (make check-gpu). Without one it says so and fails. Prints a line per failure, a line per op,
  * and "N passed, N failed" last.
  *
- *   check_ops [--portable] [--untimed] [--large] [--sms=N] [--repeat=N] [--samples=N] [--only=TEXT] [--most=N]
+ *   check_ops [--portable] [--large] [--sms=N] [--repeat=N] [--samples=N] [--only=TEXT] [--most=N]
  *   [--op=NAME] [PREFIX]
  *   check_ops --list   the ops' names
  *     --portable   the kernels for compute capability 8.0
- *     --untimed    kernels that no GPU has timed yet, too
  *     --large      products of experts in the largest tiles, however few there are
  *     --repeat=N   instead: the same call N times beside other work, bits compared
  *     --sms=N      use so many multiprocessors: blocks walk over more tiles
@@ -22,7 +21,7 @@
 #include <string.h>
 
 struct options {
-    bool portable, untimed, large;
+    bool portable, large;
     int repeat, samples, sms;
     double most; /* 0: no limit */
     const char *only;
@@ -96,11 +95,9 @@ static int check_table(const struct options *o, bool fp32, struct tally *total)
     struct dev dev;
     struct err e = {0};
     const struct op_desc *const *all = op_registry(&n);
-    if (dev_open_gpu(
-            &dev,
-            &(struct dev_gpu){
-                .fp32 = fp32, .portable = o->portable, .untimed = o->untimed, .large_tiles = o->large, .sms = o->sms},
-            1, &e) != ST_OK) {
+    if (dev_open_gpu(&dev,
+                     &(struct dev_gpu){.fp32 = fp32, .portable = o->portable, .large_tiles = o->large, .sms = o->sms},
+                     1, &e) != ST_OK) {
         printf("not ok no GPU: %s\n", e.msg);
         total->failed++;
         return 1;
@@ -137,8 +134,6 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--portable") == 0)
             o.portable = true;
-        else if (strcmp(argv[i], "--untimed") == 0)
-            o.untimed = true;
         else if (strcmp(argv[i], "--large") == 0)
             o.large = true;
         else if (strncmp(argv[i], "--repeat=", 9) == 0)

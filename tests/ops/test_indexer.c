@@ -173,31 +173,29 @@ static void kernels_are_chosen_by_shape_and_device(void **state)
         enum sparse_path path;
         const char *why; /* NULL: no reason */
     } cases[] = {
-        {{DT_BF16, 128, 576, 512, true}, {true, true, BIG}, SPARSE_PATH_HOPPER, NULL},
-        {{DT_BF16, 64, 512, 512, true}, {true, true, BIG}, SPARSE_PATH_HOPPER, NULL},
-        {{DT_BF16, 128, 576, 512, true}, {true, false, BIG}, SPARSE_PATH_CORES, "not been timed"},
-        {{DT_BF16, 128, 576, 512, true}, {false, true, BIG}, SPARSE_PATH_CORES, "not a Hopper GPU"},
-        {{DT_BF16, 129, 576, 512, true}, {true, true, BIG}, SPARSE_PATH_CORES, "up to 128 heads"},
-        {{DT_BF16, 128, 160, 128, true}, {true, true, BIG}, SPARSE_PATH_CORES, "the same keys"},
-        {{DT_BF16, 128, 576, 512, false}, {true, true, BIG}, SPARSE_PATH_PLAIN, "aligned to 16 bytes"},
-        {{DT_BF16, 128, 576, 256, true}, {true, true, BIG}, SPARSE_PATH_PLAIN, "keys of 512 channels"},
-        {{DT_F32, 128, 576, 512, true}, {true, true, BIG}, SPARSE_PATH_PLAIN, "take bf16"},
-        {{DT_BF16, 128, 576, 512, true}, {false, false, 163 * 1024}, SPARSE_PATH_PLAIN, "shared memory"},
+        {{DT_BF16, 128, 576, 512, true}, {true, BIG}, SPARSE_PATH_HOPPER, NULL},
+        {{DT_BF16, 64, 512, 512, true}, {true, BIG}, SPARSE_PATH_HOPPER, NULL},
+        {{DT_BF16, 128, 576, 512, true}, {false, BIG}, SPARSE_PATH_CORES, "not a Hopper GPU"},
+        {{DT_BF16, 129, 576, 512, true}, {true, BIG}, SPARSE_PATH_CORES, "up to 128 heads"},
+        {{DT_BF16, 128, 160, 128, true}, {true, BIG}, SPARSE_PATH_CORES, "the same keys"},
+        {{DT_BF16, 128, 576, 512, false}, {true, BIG}, SPARSE_PATH_PLAIN, "aligned to 16 bytes"},
+        {{DT_BF16, 128, 576, 256, true}, {true, BIG}, SPARSE_PATH_PLAIN, "keys of 512 channels"},
+        {{DT_F32, 128, 576, 512, true}, {true, BIG}, SPARSE_PATH_PLAIN, "take bf16"},
+        {{DT_BF16, 128, 576, 512, true}, {false, 163 * 1024}, SPARSE_PATH_PLAIN, "shared memory"},
     };
     for (int i = 0; i < countof(cases); i++) {
         struct sparse_choice c = sparse_path_of(&cases[i].shape, &cases[i].gpu);
         assert_int_equal(c.path, cases[i].path);
         assert_true(cases[i].why == NULL ? c.why == NULL : c.why != NULL && strstr(c.why, cases[i].why) != NULL);
     }
-    const struct sparse_device timed = {true, false, BIG}, untimed = {true, true, BIG}, other = {false, true, BIG};
+    const struct sparse_device hopper = {true, BIG}, other = {false, BIG};
     struct index_shape s = {DT_BF16, 64, 128, true, false};
-    assert_int_equal(index_path_of(&s, &untimed).path, SPARSE_PATH_HOPPER);
-    assert_int_equal(index_path_of(&s, &timed).path, SPARSE_PATH_CORES);
+    assert_int_equal(index_path_of(&s, &hopper).path, SPARSE_PATH_HOPPER);
     assert_int_equal(index_path_of(&s, &other).path, SPARSE_PATH_CORES);
     s.lists = true;
-    assert_int_equal(index_path_of(&s, &untimed).path, SPARSE_PATH_CORES);
+    assert_int_equal(index_path_of(&s, &hopper).path, SPARSE_PATH_CORES);
     s.heads = 65;
-    assert_int_equal(index_path_of(&s, &untimed).path, SPARSE_PATH_PLAIN);
+    assert_int_equal(index_path_of(&s, &hopper).path, SPARSE_PATH_PLAIN);
 }
 
 int main(void)

@@ -286,9 +286,7 @@ static sparse_parts parts_of(const struct sparse_bwd_args *a)
 extern "C" int64_t sparse_bwd_work_cuda(const struct sparse_bwd_args *a)
 {
     /* Whatever GPU runs it, and whichever kernels are asked for there. */
-    const struct sparse_device gpus[] = {{false, false, sparse_some_hopper.smem_per_block},
-                                         sparse_some_hopper,
-                                         {true, true, sparse_some_hopper.smem_per_block}};
+    const struct sparse_device gpus[] = {{false, sparse_some_hopper.smem_per_block}, sparse_some_hopper};
     struct sparse_shape shape = sparse_shape_of(&a->q, &a->kv, a->dv, true);
     int64_t most = parts_of(a).bytes;
     for (int i = 0; i < countof(gpus); i++) {

@@ -53,7 +53,7 @@ struct sparse_parts {
 static inline struct sparse_device sparse_device_of(struct lane *l)
 {
     const struct cuda_dev *d = cuda_of(l);
-    struct sparse_device out = {d->hopper, d->want.untimed, d->smem_per_block};
+    struct sparse_device out = {d->hopper, d->smem_per_block};
     return out;
 }
 static inline struct sparse_shape sparse_shape_of(const struct tensor *q, const struct tensor *kv, int64_t dv,

@@ -2,14 +2,10 @@
 #include "ops/sparse/sparse_path.h"
 
 enum {
-    /* Whether Hopper's kernels were timed on a GPU and found faster; until then dev_gpu.untimed asks for them. */
-    SPARSE_HOPPER_TIMED = 0,
-    INDEX_HOPPER_TIMED = 0,
     CORES_SMEM = 220 * 1024, /* bytes that the tensor-core kernels of sparse attention take */
 };
 static const char cores[] = "own kernels on tensor cores", plain[] = "own kernels without tensor cores",
-                  hopper[] = "own kernels for Hopper",
-                  not_timed[] = "those for Hopper have not been timed on a GPU (tests/gpu/bench_sparse times them)";
+                  hopper[] = "own kernels for Hopper";
 
 const struct sparse_device sparse_some_hopper = {.hopper = true, .smem_per_block = 227 * 1024};
 
@@ -34,9 +30,7 @@ static const char *not_hopper(const struct sparse_shape *s, const struct sparse_
         return "not a Hopper GPU, or gpu.portable";
     if (s->real != DT_BF16 || !s->aligned || (!known && !(s->width == 192 && s->values == 128)))
         return "those for Hopper take the same keys of bf16, aligned to 16 bytes";
-    if (s->heads > 128)
-        return "those for Hopper take up to 128 heads";
-    return SPARSE_HOPPER_TIMED || d->untimed ? NULL : not_timed;
+    return s->heads > 128 ? "those for Hopper take up to 128 heads" : NULL;
 }
 
 struct sparse_choice sparse_path_of(const struct sparse_shape *s, const struct sparse_device *d)
@@ -58,10 +52,9 @@ struct sparse_choice index_path_of(const struct index_shape *s, const struct spa
                                                           : NULL;
     if (why != NULL)
         return (struct sparse_choice){SPARSE_PATH_PLAIN, plain, why};
-    why = !d->hopper                           ? "not a Hopper GPU, or gpu.portable"
-          : s->lists                           ? "those for Hopper score all keys that a query sees"
-          : !INDEX_HOPPER_TIMED && !d->untimed ? not_timed
-                                               : NULL;
+    why = !d->hopper ? "not a Hopper GPU, or gpu.portable"
+          : s->lists ? "those for Hopper score all keys that a query sees"
+                     : NULL;
     if (why != NULL)
         return (struct sparse_choice){SPARSE_PATH_CORES, cores, why};
     return (struct sparse_choice){SPARSE_PATH_HOPPER, hopper, NULL};

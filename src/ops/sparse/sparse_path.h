@@ -12,7 +12,6 @@ enum sparse_path {
 };
 struct sparse_device {
     bool hopper;            /* runs kernels for compute capability 9.0 */
-    bool untimed;           /* dev_gpu.untimed */
     int64_t smem_per_block; /* bytes */
 };
 struct sparse_choice {
