@@ -96,6 +96,9 @@ int plan_verdict(const struct config *c, const char *memory, const struct traine
  * it, after the steps that are timed. step: seconds of one. */
 int bench_offload(struct trainer *t, double step, struct err *e);
 
+/* bench_generate.c: words after `braid bench generate`. */
+int bench_generate(int argc, char **argv, struct err *e);
+
 /* ---- ranks: a launcher's processes, or threads of this one ----------------------------------- */
 
 struct cmd_ranks {

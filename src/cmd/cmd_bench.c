@@ -1,4 +1,5 @@
-/* braid bench: time of every op against this machine's roofline; or whole training steps. */
+/* braid bench: time of every op against this machine's roofline; or whole training steps; or text that is
+ * generated (bench_generate.c). */
 #include "cmd/cmd.h"
 #include "log/baseline.h"
 #include "ops/opbench.h"
@@ -14,7 +15,10 @@ static const char usage[] =
     "       braid bench train [FILE.ini] [--steps=20] [--profile=on] [--bits=on] [--json=FILE] [--section.key=value "
     "...]\n"
     "                                                                   whole steps on random tokens, after 2 that are "
-    "not counted\n\n"
+    "not counted\n"
+    "       braid bench generate [FILE.ini] [--prompt=512] [--json=FILE] [--section.key=value ...]\n"
+    "                                                                   generate.tokens tokens after a prompt, "
+    "generate.batch sequences side by side\n\n"
     "The ceilings (peak FMA rate, copy rate) are measured in the same run; \"roofline\" is ideal time over measured "
     "time.\n"
     "--record=FILE adds the times to a baseline (bench/ has those of known GPUs); --against=FILE prints what changed "
@@ -24,7 +28,8 @@ static const char usage[] =
     "last.\n"
     "bits is a fingerprint of every loss and norm, by which schedules are compared; --bits=on adds all parameters. "
     "Ranks as with braid train.\n";
-static const char own_options[] = "run.device run.threads gpu.* train.seq train.micro_batch train.global_batch";
+static const char own_options[] =
+    "run.device run.threads gpu.* train.seq train.micro_batch train.global_batch generate.batch generate.tokens";
 
 /* Whether the name starts with one of a comma list. */
 static bool listed(const char *name, const char *prefixes)
@@ -476,8 +481,11 @@ static int run_train(int argc, char **argv, struct err *e)
 int cmd_bench(int argc, char **argv)
 {
     struct err e = {0};
-    bool train = argc > 1 && strcmp(argv[1], "train") == 0;
+    const char *what = argc > 1 ? argv[1] : "";
     if (cmd_wants_help(argc, argv, usage, own_options))
         return 0;
-    return cmd_exit(train ? run_train(argc - 1, argv + 1, &e) : run_ops(argc, argv, &e), &e);
+    int st = strcmp(what, "train") == 0      ? run_train(argc - 1, argv + 1, &e)
+             : strcmp(what, "generate") == 0 ? bench_generate(argc - 1, argv + 1, &e)
+                                             : run_ops(argc, argv, &e);
+    return cmd_exit(st, &e);
 }

@@ -18,10 +18,20 @@ static const char usage[] =
     "begins another\n"
     "conversation, /exit or the end of the input ends. With a prompt it replies to that one and ends.\n"
     "Sampling: generate.temperature (0: always the likeliest), top_k, top_p, seed. The same seed gives the same "
-    "text.\n";
+    "text.\n"
+    "generate.samples=64 with generate.batch=16 makes 64 samples, 16 side by side.\n";
 static const char own_options[] = "generate.* data.chat run.device run.threads";
 
 enum { PROMPT_MAX = 16 << 20, STOPS_MAX = 16, TOKEN_TEXT = 65536 };
+
+/* The text of a sample while it is made. */
+struct sample {
+    struct buf held; /* text that may turn out to be the beginning of a stop text, or half a character */
+    struct buf text; /* of one of several: printed when it is complete */
+    int stopped_by;  /* the stop text that appeared last */
+    bool ended;
+    size_t lead; /* spaces that the template puts in front of a reply, not printed yet */
+};
 
 struct job {
     struct config c;
@@ -35,9 +45,10 @@ struct job {
     struct candidate *scratch;
     const char *stop[STOPS_MAX]; /* not NUL-terminated */
     size_t n_stop[STOPS_MAX], longest_stop;
-    int n_stops, stopped_by; /* stopped_by: the one that appeared last */
-    struct buf held;         /* text that may turn out to be the beginning of a stop text, or half a character */
-    bool noted;              /* that ids are printed as numbers */
+    int n_stops;
+    struct sample *samples; /* those that are made side by side */
+    int64_t n_samples;
+    bool noted; /* that ids are printed as numbers */
     /* of a conversation */
     struct chat_template chat;
     struct chat_text text;
@@ -45,7 +56,6 @@ struct job {
     struct token_ids turn; /* what the model reads next */
     const char *system;    /* NULL: none */
     int64_t length, drawn; /* tokens at most; drawn so far, in all conversations */
-    size_t lead;           /* spaces that the template puts in front of a reply, not printed yet */
 };
 
 /* ---- the prompt ------------------------------------------------------------------------------ */
@@ -128,6 +138,15 @@ static void print_bytes(const char *bytes, size_t n)
     fflush(stdout);
 }
 
+/* A sample alone appears as it is made, one of several when it is complete. */
+static void show(const struct job *j, struct sample *s, const char *bytes, size_t n)
+{
+    if (j->n_samples > 1)
+        buf_add_n(&s->text, bytes, n);
+    else
+        print_bytes(bytes, n);
+}
+
 /* Bytes at the end that begin a character which is not complete yet. */
 static size_t half_character(const char *text, size_t n)
 {
@@ -142,31 +161,31 @@ static size_t half_character(const char *text, size_t n)
 
 /* Prints what cannot be part of a stop text any more. True: a stop text appeared, and nothing after
  * it is printed. */
-static bool print_held(struct job *j, bool last)
+static bool print_held(struct job *j, struct sample *s, bool last)
 {
-    size_t from = 0, n = j->held.len, first = n;
+    size_t from = 0, n = s->held.len, first = n;
     bool found = false;
     for (int i = 0; i < j->n_stops; i++) {
-        const char *hit = memmem(j->held.text, n, j->stop[i], j->n_stop[i]);
-        if (hit != NULL && (size_t)(hit - j->held.text) <= first) {
-            first = (size_t)(hit - j->held.text);
+        const char *hit = memmem(s->held.text, n, j->stop[i], j->n_stop[i]);
+        if (hit != NULL && (size_t)(hit - s->held.text) <= first) {
+            first = (size_t)(hit - s->held.text);
             found = true;
-            j->stopped_by = i;
+            s->stopped_by = i;
         }
     }
     size_t keep = last || found ? 0 : j->longest_stop > 1 ? j->longest_stop - 1 : 0;
     size_t stop = found ? first : n > keep ? n - keep : 0;
     if (!last && !found)
-        stop -= half_character(j->held.text, stop);
-    print_bytes(j->held.text, stop);
+        stop -= half_character(s->held.text, stop);
+    show(j, s, s->held.text, stop);
     from = stop;
-    memmove(j->held.text, j->held.text + from, n - from);
-    j->held.len = found ? 0 : n - from;
+    memmove(s->held.text, s->held.text + from, n - from);
+    s->held.len = found ? 0 : n - from;
     return found;
 }
 
 /* A model of token files may know ids that the tokenizer does not: they are printed as numbers. */
-static bool emit(struct job *j, int32_t id)
+static bool emit(struct job *j, struct sample *s, int32_t id)
 {
     uint8_t text[TOKEN_TEXT];
     size_t n = 0;
@@ -174,64 +193,152 @@ static bool emit(struct job *j, int32_t id)
     const char *name = tokenizer_name(&j->tok, id, &n);
     if (name != NULL && token_is_special(&j->tok, id)) {
         if (j->c.generate.special)
-            buf_add_n(&j->held, name, n);
+            buf_add_n(&s->held, name, n);
     } else if (tokenizer_decode(&j->tok, id, text, sizeof text, &n, &unknown) == ST_OK) {
-        buf_add_n(&j->held, text, n < sizeof text ? n : sizeof text);
+        buf_add_n(&s->held, text, n < sizeof text ? n : sizeof text);
     } else {
         if (!j->noted)
             fprintf(stderr, "note: %s (tokenizer '%s'); such tokens are printed as <id>\n", unknown.msg,
                     j->c.data.tokenizer);
         j->noted = true;
-        buf_addf(&j->held, "<%d>", (int)id);
+        buf_addf(&s->held, "<%d>", (int)id);
     }
-    for (; j->lead > 0 && j->held.len > 0; j->lead--) {
-        if (j->held.text[0] != ' ') {
-            j->lead = 0;
+    for (; s->lead > 0 && s->held.len > 0; s->lead--) {
+        if (s->held.text[0] != ' ') {
+            s->lead = 0;
             break;
         }
-        memmove(j->held.text, j->held.text + 1, j->held.len--);
+        memmove(s->held.text, s->held.text + 1, s->held.len--);
     }
-    return j->held.len > 0 && print_held(j, false);
+    return s->held.len > 0 && print_held(j, s, false);
 }
 
-static int one_sample(struct job *j, int64_t number, struct err *e)
+/* Everything that is held, of a sample that has ended. */
+static void finish(struct job *j, struct sample *s)
+{
+    if (s->held.len > 0)
+        (void)print_held(j, s, true);
+    buf_clear(&s->held);
+}
+
+/* The next token of each sample that has not ended, and its text; ids: what the model reads next. Draws depend on seed,
+ * number and place alone, so that samples side by side draw what each would alone. */
+static int next_tokens(struct job *j, int64_t first, int64_t i, const struct tensor *logits, int32_t *ids,
+                       struct err *e)
 {
     const struct config_generate *o = &j->c.generate;
-    struct sampler s = {
-        .temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p, .seed = (uint64_t)(o->seed + number)};
+    int64_t vocab = j->c.model.vocab;
+#pragma omp parallel for schedule(dynamic, 1) if (j->n_samples > 1)
+    for (int64_t k = 0; k < j->n_samples; k++) {
+        struct sampler draw = {.temperature = o->temperature,
+                               .top_k = o->top_k,
+                               .top_p = o->top_p,
+                               .seed = (uint64_t)(o->seed + first + k)};
+        struct tensor row = tensor_rows(logits, k, 1);
+        if (!j->samples[k].ended)
+            ids[k] = sample_token(&draw, &row, vocab, (uint64_t)i, j->scratch + k * vocab);
+    }
+    for (int64_t k = 0; k < j->n_samples; k++) {
+        struct sample *s = &j->samples[k];
+        if (!s->ended)
+            s->ended = (ids[k] == j->tok.eod && !o->special) || emit(j, s, ids[k]);
+        TRY(buf_check(&s->held, e));
+    }
+    return ST_OK;
+}
+
+static bool all_ended(const struct job *j)
+{
+    bool all = true;
+    for (int64_t k = 0; k < j->n_samples; k++)
+        all &= j->samples[k].ended;
+    return all;
+}
+
+/* Samples first, first + 1, ... of which n are wanted; where that is fewer than fit side by side, the rest has ended.
+ * */
+static int some_samples(struct job *j, int64_t first, int64_t n, int32_t *ids, struct err *e)
+{
+    const struct config_generate *o = &j->c.generate;
+    bool given = o->prompt[0] != '\0' || o->prompt_file[0] != '\0';
+    int64_t length = (int64_t)j->prompt.n;
     struct tensor logits;
-    bool stopped = false;
     generator_rewind(&j->g);
-    if (o->prompt[0] != '\0' || o->prompt_file[0] != '\0')
-        print_bytes(j->prompt_text, j->n_prompt_text);
-    TRY(generator_feed(&j->g, j->prompt.ids, (int64_t)j->prompt.n, &logits, e));
-    for (int64_t i = 0; i < o->tokens && !stopped; i++) {
-        int32_t id = sample_token(&s, &logits, j->c.model.vocab, (uint64_t)i, j->scratch);
-        if (id == j->tok.eod && !o->special)
-            break;
-        stopped = emit(j, id);
-        TRY(buf_check(&j->held, e));
+    for (int64_t k = 0; k < j->n_samples; k++) {
+        buf_clear(&j->samples[k].text);
+        j->samples[k].ended = k >= n;
+        memcpy(ids + k * length, j->prompt.ids, (size_t)length * sizeof *ids);
+        if (given)
+            show(j, &j->samples[k], j->prompt_text, j->n_prompt_text);
+    }
+    TRY(generator_feed(&j->g, ids, length, &logits, e));
+    for (int64_t i = 0; i < o->tokens && !all_ended(j); i++) {
+        TRY(next_tokens(j, first, i, &logits, ids, e));
         if (ferror(stdout))
             return err_errno(e, "cannot write to standard output");
-        if (i + 1 < o->tokens && !stopped)
-            TRY(generator_feed(&j->g, &id, 1, &logits, e));
+        if (i + 1 < o->tokens && !all_ended(j))
+            TRY(generator_feed(&j->g, ids, 1, &logits, e));
     }
-    if (j->held.len > 0)
-        (void)print_held(j, true);
-    buf_clear(&j->held);
-    putchar('\n');
+    for (int64_t k = 0; k < n; k++)
+        finish(j, &j->samples[k]);
+    return ST_OK;
+}
+
+/* Memory for so many samples side by side. */
+static int open_samples(struct job *j, int64_t batch, int64_t tokens, struct err *e)
+{
+    TRY(mem_array((void **)&j->samples, (size_t)batch, sizeof *j->samples, e));
+    j->n_samples = batch;
+    for (int64_t k = 0; k < batch; k++) {
+        buf_init(&j->samples[k].held, 0);
+        buf_init(&j->samples[k].text, 0);
+    }
+    TRY(mem_array((void **)&j->scratch, (size_t)(batch * j->c.model.vocab), sizeof *j->scratch, e));
+    return generator_open(&j->g, &j->c, &j->dev, j->from, (struct generator_size){.batch = batch, .tokens = tokens}, e);
+}
+
+static void close_samples(struct job *j)
+{
+    for (int64_t k = 0; k < j->n_samples; k++) {
+        buf_release(&j->samples[k].held);
+        buf_release(&j->samples[k].text);
+    }
+    generator_close(&j->g);
+    free(j->samples);
+    free(j->scratch);
+}
+
+static int print_samples(struct job *j, int64_t first, int64_t n, struct err *e)
+{
+    for (int64_t k = 0; k < n; k++) {
+        const struct buf *text = &j->samples[k].text;
+        TRY(buf_check(text, e));
+        if (j->n_samples > 1)
+            printf("%s--- sample %lld ---\n", first + k > 0 ? "\n" : "", (long long)(first + k) + 1);
+        if (text->len > 0)
+            print_bytes(text->text, text->len);
+        putchar('\n');
+    }
     return ST_OK;
 }
 
 static int samples(struct job *j, struct err *e)
 {
-    TRY(generator_open(&j->g, &j->c, &j->dev, j->from, (int64_t)j->prompt.n + j->c.generate.tokens, e));
-    for (int64_t k = 0; k < j->c.generate.samples; k++) {
-        if (j->c.generate.samples > 1)
-            printf("%s--- sample %lld ---\n", k ? "\n" : "", (long long)k + 1);
-        TRY(one_sample(j, k, e));
+    const struct config_generate *o = &j->c.generate;
+    int64_t batch = min_i64(o->batch, o->samples);
+    int32_t *ids = NULL;
+    TRY(open_samples(j, batch, (int64_t)j->prompt.n + o->tokens, e));
+    int st = mem_array((void **)&ids, (size_t)batch * j->prompt.n, sizeof *ids, e);
+    for (int64_t k = 0; k < o->samples && st == ST_OK; k += batch) {
+        int64_t n = min_i64(batch, o->samples - k);
+        if (o->samples > 1 && batch == 1)
+            printf("%s--- sample %lld ---\n", k > 0 ? "\n" : "", (long long)k + 1);
+        st = some_samples(j, k, n, ids, e);
+        if (st == ST_OK)
+            st = print_samples(j, k, n, e);
     }
-    return ST_OK;
+    free(ids);
+    return st;
 }
 
 /* ---- a conversation -------------------------------------------------------------------------- */
@@ -285,10 +392,11 @@ static int reply(struct job *j, struct err *e)
 {
     const struct config_generate *o = &j->c.generate;
     struct sampler s = {.temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p, .seed = (uint64_t)o->seed};
+    struct sample *text = &j->samples[0];
     struct tensor logits;
     int64_t room = min_i64(o->tokens, j->length - j->g.pos - (int64_t)j->turn.n);
     bool ended = false, cut = false; /* as the template says, or otherwise */
-    j->lead = strcspn(j->chat.assistant + strlen(j->chat.generation), "{");
+    text->lead = strcspn(j->chat.assistant + strlen(j->chat.generation), "{");
     TRY(generator_feed(&j->g, j->turn.ids, (int64_t)j->turn.n, &logits, e));
     for (int64_t i = 0; i < room && !ended && !cut; i++) {
         int32_t id = sample_token(&s, &logits, j->c.model.vocab, (uint64_t)j->drawn++, j->scratch);
@@ -296,17 +404,15 @@ static int reply(struct job *j, struct err *e)
             ended = true;
         else if (id == j->tok.eod && !o->special)
             cut = true;
-        else if (emit(j, id))
-            *(j->stop[j->stopped_by] == j->chat.stop ? &ended : &cut) = true;
-        TRY(buf_check(&j->held, e));
+        else if (emit(j, text, id))
+            *(j->stop[text->stopped_by] == j->chat.stop ? &ended : &cut) = true;
+        TRY(buf_check(&text->held, e));
         if (ferror(stdout))
             return err_errno(e, "cannot write to standard output");
         if (!cut)
             TRY(generator_feed(&j->g, &id, 1, &logits, e));
     }
-    if (j->held.len > 0)
-        (void)print_held(j, true);
-    buf_clear(&j->held);
+    finish(j, text);
     putchar('\n');
     fflush(stdout);
     return chat_text_replied(&j->text, &j->chat, ended, e);
@@ -352,11 +458,12 @@ static int talk(struct job *j, struct err *e)
         j->longest_stop = j->n_stop[j->n_stops] > j->longest_stop ? j->n_stop[j->n_stops] : j->longest_stop;
         j->n_stops++;
     }
-    if (o->samples != 1)
-        return err_set(e, ST_USAGE, "--chat=on has one conversation: generate.samples=%lld has no meaning",
-                       (long long)o->samples);
+    if (o->samples != 1 || o->batch != 1)
+        return err_set(e, ST_USAGE,
+                       "--chat=on has one conversation: generate.samples=%lld and generate.batch=%lld have no meaning",
+                       (long long)o->samples, (long long)o->batch);
     TRY(token_encoder_open(&j->encoder, &j->tok, e));
-    TRY(generator_open(&j->g, &j->c, &j->dev, j->from, j->length, e));
+    TRY(open_samples(j, 1, j->length, e));
     TRY(begin_conversation(j, e));
     if (o->prompt[0] == '\0' && o->prompt_file[0] == '\0')
         return converse(j, e);
@@ -391,7 +498,6 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
     } else {
         TRY(cmd_length(&j->c, x[LENGTH].value, &j->length, e));
     }
-    TRY(mem_array((void **)&j->scratch, (size_t)j->c.model.vocab, sizeof *j->scratch, e));
     TRY(device_open(&j->dev, &j->c, e));
     return chat ? talk(j, e) : samples(j, e);
 }
@@ -402,10 +508,9 @@ int cmd_generate(int argc, char **argv)
         return 0;
     struct job j = {0};
     struct err e = {0};
-    buf_init(&j.held, 0);
     chat_text_init(&j.text);
     int code = cmd_exit(run(&j, argc, argv, &e), &e);
-    generator_close(&j.g);
+    close_samples(&j);
     token_encoder_close(j.encoder);
     chat_text_release(&j.text);
     chat_template_close(&j.chat);
@@ -414,9 +519,7 @@ int cmd_generate(int argc, char **argv)
     ckpt_close(j.from);
     dev_close(&j.dev);
     config_release(&j.c);
-    buf_release(&j.held);
     free(j.prompt.ids);
     free(j.prompt_text);
-    free(j.scratch);
     return code;
 }

@@ -303,7 +303,7 @@ struct config_generate {
     double temperature;
     int64_t top_k;
     double top_p;
-    int64_t seed, samples;
+    int64_t seed, samples, batch;
 };
 
 /* [group.NAME]: parameters that are trained in their own way. Where globs of several groups match a parameter, the last

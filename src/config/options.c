@@ -761,6 +761,9 @@ const struct option config_options[] = {
         "Seed of the draws.")),
     ROW(generate.samples, "1", OPT_RUN, RANGE(1, 65536), HELP(
         "Number of independent continuations.")),
+    ROW(generate.batch, "1", OPT_RUN, RANGE(1, 4096), HELP(
+        "Continuations made side by side, which takes less time for each; their text appears when all of them are "
+        "complete. Sums of matrix products may round differently than for one alone.")),
 };
 /* clang-format on */
 const int config_n_options = countof(config_options);

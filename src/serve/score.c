@@ -19,7 +19,7 @@ int scorer_open(struct scorer *s, const struct config *cfg, const struct ckpt *f
         TRY(chat_for(cfg, &s->tok, &s->chat, e));
     TRY(mem_array((void **)&s->scratch, (size_t)cfg->model.vocab, sizeof *s->scratch, e));
     TRY(device_open(&s->dev, cfg, e));
-    return generator_open(&s->g, cfg, &s->dev, from, length, e);
+    return generator_open(&s->g, cfg, &s->dev, from, (struct generator_size){.batch = 1, .tokens = length}, e);
 }
 
 void scorer_close(struct scorer *s)
@@ -34,15 +34,6 @@ void scorer_close(struct scorer *s)
 }
 
 /* ---- probabilities --------------------------------------------------------------------------- */
-
-static inline double logit(const struct tensor *row, int64_t i)
-{
-    switch (row->dtype) {
-    case DT_F32: return ((const float *)row->data)[i];
-    case DT_BF16: return bf16_to_f32(((const uint16_t *)row->data)[i]);
-    default: return tensor_get(row, i);
-    }
-}
 
 /* Keeps the best n_top, in order; an equal one that comes later stays behind. */
 static void add_top(struct token_score *out, int n_top, int32_t id, double x)
@@ -68,15 +59,15 @@ static bool score_row(const struct tensor *row, int64_t vocab, int32_t id, int n
     double most = -INFINITY, sum = 0;
     *out = (struct token_score){.n_top = 0};
     for (int64_t i = 0; i < vocab; i++) {
-        double x = logit(row, i);
+        double x = logit_at(row, i);
         most = x > most ? x : most;
         if (n_top > 0)
             add_top(out, n_top, (int32_t)i, x);
     }
     for (int64_t i = 0; i < vocab; i++)
-        sum += exp(logit(row, i) - most);
+        sum += exp(logit_at(row, i) - most);
     double norm = most + log(sum);
-    out->logprob = logit(row, id) - norm;
+    out->logprob = logit_at(row, id) - norm;
     for (int i = 0; i < out->n_top; i++)
         out->top[i].logprob -= norm;
     return isfinite(out->logprob);

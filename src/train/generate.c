@@ -6,19 +6,21 @@
 
 static const int64_t lengths[GENERATOR_PLANS] = {256, 64, 16, 4, 1};
 
-int generator_plan(struct generator *g, struct model *m, int64_t max_tokens, int64_t at_once, struct err *e)
+int generator_plan(struct generator *g, struct model *m, struct generator_size size, struct err *e)
 {
+    int64_t most = (size.at_once > 0 ? size.at_once : lengths[0]) / size.batch;
     g->model = m;
-    g->cache_len = max_tokens;
+    g->batch = size.batch;
+    g->cache_len = size.tokens;
     exec_init(&g->exec, m->dev);
     plan_options(&g->exec, m->cfg);
     for (int i = 0; i < GENERATOR_PLANS; i++) {
         struct model_plan_opts o = {.name = lengths[i] > 1 ? "prefill" : "decode",
                                     .mode = BUILD_DECODE,
-                                    .batch = 1,
+                                    .batch = size.batch,
                                     .seq = lengths[i],
-                                    .cache_len = max_tokens};
-        if (lengths[i] <= max_i64(min_i64(max_tokens, at_once), 1))
+                                    .cache_len = size.tokens};
+        if (lengths[i] <= max_i64(min_i64(size.tokens, most), 1))
             TRY(model_plan_build(m, &g->plans[g->n_plans++], &o, e));
     }
     return ST_OK;
@@ -30,15 +32,20 @@ int generator_bind(struct generator *g, struct err *e)
         TRY(plan_bind(&g->plans[i].p, &g->model->mem, e));
         TRY(exec_prepare(&g->exec, &g->plans[i].p, e));
     }
-    return mem_array((void **)&g->positions, (size_t)g->plans[0].seq, sizeof *g->positions, e);
+    size_t rows = (size_t)(g->batch * g->plans[0].seq);
+    struct tensor logits = model_slot(g->model, &g->plans[0], g->plans[0].logits);
+    g->last = tensor_2d(NULL, logits.dtype, g->batch, logits.dim[1]);
+    TRY(mem_array((void **)&g->positions, rows, sizeof *g->positions, e));
+    TRY(mem_array((void **)&g->tokens, rows, sizeof *g->tokens, e));
+    return mem_aligned(&g->last.data, (size_t)tensor_bytes(&g->last), DEV_ALIGN, e);
 }
 
 int generator_open(struct generator *g, const struct config *cfg, struct dev *dev, const struct ckpt *from,
-                   int64_t max_tokens, struct err *e)
+                   struct generator_size size, struct err *e)
 {
     *g = (struct generator){0};
     TRY(model_init(&g->own, cfg, dev, e));
-    TRY(generator_plan(g, &g->own, max_tokens, lengths[0], e));
+    TRY(generator_plan(g, &g->own, size, e));
     TRY(model_commit(&g->own, NULL, 0, e));
     TRY(generator_bind(g, e));
     return from ? load_params(&g->own, from, e) : model_init_params(&g->own, e);
@@ -53,23 +60,29 @@ void generator_close(struct generator *g)
         model_plan_release(&g->plans[i]);
     model_release(&g->own);
     free(g->positions);
+    free(g->tokens);
+    free(g->last.data);
     *g = (struct generator){0};
 }
 
 void generator_rewind(struct generator *g) { g->pos = 0; }
 
-/* The longest plan that fits takes the next tokens; *logits are all of its rows, on the device. */
-static int run_some(struct generator *g, const int32_t *tokens, int64_t n, int64_t *taken, struct tensor *logits,
-                    struct err *e)
+/* The longest plan that fits takes the next tokens of every sequence, of which there are n more, `step` apart;
+ * *logits are all of its rows, on the device. */
+static int run_some(struct generator *g, const int32_t *tokens, int64_t n, int64_t step, int64_t *taken,
+                    struct tensor *logits, struct err *e)
 {
     struct model_plan *mp = g->plans;
     while (mp->seq > n)
         mp++;
     if (g->check != NULL)
         TRY(g->check(g->check_ctx, e));
-    for (int64_t i = 0; i < mp->seq; i++)
-        g->positions[i] = (int32_t)(g->pos + i);
-    struct run_info run = {.tokens = tokens, .pos = g->positions, .start = g->pos, .first_mb = true};
+    for (int64_t b = 0; b < g->batch; b++)
+        for (int64_t i = 0; i < mp->seq; i++) {
+            g->tokens[b * mp->seq + i] = tokens[b * step + i];
+            g->positions[b * mp->seq + i] = (int32_t)(g->pos + i);
+        }
+    struct run_info run = {.tokens = g->tokens, .pos = g->positions, .start = g->pos, .first_mb = true};
     TRY(exec_run(&g->exec, &mp->p, &run, e));
     g->pos += mp->seq;
     *taken = mp->seq;
@@ -77,31 +90,57 @@ static int run_some(struct generator *g, const int32_t *tokens, int64_t n, int64
     return ST_OK;
 }
 
-int generator_feed_all(struct generator *g, const int32_t *tokens, int64_t n, logits_fn fn, void *ctx,
-                       struct tensor *last, struct err *e)
+static int check_room(const struct generator *g, int64_t n, struct err *e)
 {
     if (g->pos + n > g->cache_len)
         return err_set(e, ST_INVALID, "the cache holds %lld tokens, %lld more do not fit", (long long)g->cache_len,
                        (long long)n);
+    return ST_OK;
+}
+
+int generator_feed_all(struct generator *g, const int32_t *tokens, int64_t n, logits_fn fn, void *ctx,
+                       struct tensor *last, struct err *e)
+{
+    if (fn == NULL)
+        return generator_feed(g, tokens, n, last, e);
+    if (g->batch != 1)
+        return err_set(e, ST_INTERNAL, "the logits of %lld sequences side by side are not shown row by row",
+                       (long long)g->batch);
+    TRY(check_room(g, n, e));
     for (int64_t done = 0, taken; done < n; done += taken) {
         struct tensor rows;
-        TRY(run_some(g, tokens + done, n - done, &taken, &rows, e));
-        if (fn == NULL && done + taken < n)
-            continue;
-        if (fn == NULL)
-            rows = tensor_rows(&rows, taken - 1, 1);
+        TRY(run_some(g, tokens + done, n - done, n, &taken, &rows, e));
         dev_fetched(g->model->dev, &g->host);
         TRY(dev_fetch(g->model->dev, &rows, &g->host, e));
-        if (fn != NULL)
-            TRY(fn(ctx, done, &g->host, e));
+        TRY(fn(ctx, done, &g->host, e));
         *last = tensor_rows(&g->host, g->host.dim[0] - 1, 1);
+    }
+    return ST_OK;
+}
+
+/* Rows of single tokens are those of all sequences; of longer runs each sequence has its last row elsewhere. */
+static int take_last(struct generator *g, const struct tensor *rows, int64_t seq, struct err *e)
+{
+    struct dev *d = g->model->dev;
+    int64_t n = seq == 1 ? g->batch : 1;
+    for (int64_t b = 0; b < g->batch; b += n) {
+        struct tensor from = tensor_rows(rows, (b + 1) * seq - 1, n), to = tensor_rows(&g->last, b, n);
+        TRY(d->vt->copy_out(d, to.data, from.data, tensor_bytes(&to), e));
     }
     return ST_OK;
 }
 
 int generator_feed(struct generator *g, const int32_t *tokens, int64_t n, struct tensor *logits, struct err *e)
 {
-    return generator_feed_all(g, tokens, n, NULL, NULL, logits, e);
+    struct tensor rows = {0};
+    int64_t taken = 0;
+    TRY(check_room(g, n, e));
+    for (int64_t done = 0; done < n; done += taken)
+        TRY(run_some(g, tokens + done, n - done, n, &taken, &rows, e));
+    if (!tensor_is_dense(&rows))
+        return err_set(e, ST_INTERNAL, "the logits of a plan for text are not dense");
+    *logits = g->last;
+    return n > 0 ? take_last(g, &rows, taken, e) : ST_OK;
 }
 
 /* ---- sampling -------------------------------------------------------------------------------- */
@@ -159,17 +198,28 @@ static const struct candidate *best(struct ordering *o, int64_t i)
     return &o->c[i];
 }
 
+static int64_t likeliest_token(const struct tensor *logits, int64_t vocab)
+{
+    int64_t best = 0;
+    double most = logit_at(logits, 0);
+    for (int64_t i = 1; i < vocab; i++) {
+        double x = logit_at(logits, i);
+        if (x > most) {
+            most = x;
+            best = i;
+        }
+    }
+    return best;
+}
+
 int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n,
                  struct candidate *scratch)
 {
-    int64_t likeliest = 0;
-    for (int64_t i = 0; i < vocab; i++) {
-        scratch[i] = (struct candidate){.p = tensor_get(logits, i), .id = (int)i};
-        if (scratch[i].p > scratch[likeliest].p)
-            likeliest = i;
-    }
+    int64_t likeliest = likeliest_token(logits, vocab);
     if (s->temperature <= 0)
         return (int)likeliest;
+    for (int64_t i = 0; i < vocab; i++)
+        scratch[i] = (struct candidate){.p = logit_at(logits, i), .id = (int)i};
     double top = scratch[likeliest].p, sum = 0, kept = 0;
     for (int64_t i = 0; i < vocab; i++)
         sum += scratch[i].p = exp((scratch[i].p - top) / s->temperature);

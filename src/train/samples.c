@@ -23,7 +23,8 @@ int samples_plan(struct trainer *t, struct err *e)
     if (t->cfg->run.sample_tokens == 0)
         return ST_OK;
     TRY(mem_array((void **)&t->samples, 1, sizeof *t->samples, e));
-    return alone(t) ? generator_plan(&t->samples->g, &t->model, t->cfg->train.seq, AT_ONCE, e) : ST_OK;
+    struct generator_size size = {.batch = 1, .tokens = t->cfg->train.seq, .at_once = AT_ONCE};
+    return alone(t) ? generator_plan(&t->samples->g, &t->model, size, e) : ST_OK;
 }
 
 int samples_bind(struct trainer *t, struct err *e)

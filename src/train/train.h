@@ -225,9 +225,19 @@ struct candidate {
  * first `vocab` logits take part; scratch holds as many candidates. */
 int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n,
                  struct candidate *scratch);
+/* Element i of a row of logits in host memory. */
+static inline double logit_at(const struct tensor *row, int64_t i)
+{
+    switch (row->dtype) {
+    case DT_F32: return ((const float *)row->data)[i];
+    case DT_BF16: return bf16_to_f32(((const uint16_t *)row->data)[i]);
+    default: return tensor_get(row, i);
+    }
+}
 
-/* A model that continues sequences. Plans of several lengths share parameters and caches, so a prompt of n tokens
- * takes about n / 256 runs and a few short ones, never a padded one: recurrent states would remember the padding. */
+/* A model that continues sequences, one or several of equal length side by side. Plans of several lengths share
+ * parameters and caches, so a prompt of n tokens takes about n / 256 runs and a few short ones, never a padded one:
+ * recurrent states would remember the padding. */
 enum { GENERATOR_PLANS = 5 };
 struct generator {
     struct model own;                         /* of generator_open */
@@ -235,26 +245,32 @@ struct generator {
     struct model_plan plans[GENERATOR_PLANS]; /* longest first; the last one takes a single token */
     int n_plans;
     struct exec exec;
-    int64_t cache_len, pos; /* tokens that the caches hold at most, and now */
-    int32_t *positions;
-    struct tensor host;                     /* host view of logits, valid until the next feed */
+    int64_t batch;                          /* sequences side by side */
+    int64_t cache_len, pos;                 /* tokens of a sequence that the caches hold at most, and now */
+    int32_t *positions, *tokens;            /* of one run, all sequences */
+    struct tensor host;                     /* logits of all rows, valid until the next feed */
+    struct tensor last;                     /* logits [batch, vocabulary] of the last row of each sequence, likewise */
     int (*check)(void *ctx, struct err *e); /* before each run of a plan; an error ends the feed. NULL: not called */
     void *check_ctx;
 };
+struct generator_size {
+    int64_t batch;   /* sequences side by side */
+    int64_t tokens;  /* of a sequence, at most */
+    int64_t at_once; /* most tokens of all sequences in one run, of which each has a row of logits; 0: 256 */
+};
 int generator_open(struct generator *g, const struct config *cfg, struct dev *dev, const struct ckpt *from,
-                   int64_t max_tokens, struct err *e);
-/* The same on a model that the caller owns: plan before model_commit, bind after it. at_once: most tokens of one
- * run; each has a row of logits in memory. */
-int generator_plan(struct generator *g, struct model *m, int64_t max_tokens, int64_t at_once, struct err *e);
+                   struct generator_size size, struct err *e);
+/* The same on a model that the caller owns: plan before model_commit, bind after it. */
+int generator_plan(struct generator *g, struct model *m, struct generator_size size, struct err *e);
 int generator_bind(struct generator *g, struct err *e);
 void generator_close(struct generator *g);
-/* Feed tokens; *logits is the row of the last one. */
+/* Feed tokens [batch, n], n more of each sequence; *logits [batch, vocabulary] are those of the last ones. */
 int generator_feed(struct generator *g, const int32_t *tokens, int64_t n, struct tensor *logits, struct err *e);
-/* Feed tokens and show fn the logits of each: rows `first`, first + 1, ... of these n tokens. */
+/* Feed tokens of the only sequence and show fn the logits of each: rows `first`, first + 1, ... of these n tokens. */
 typedef int (*logits_fn)(void *ctx, int64_t first, const struct tensor *logits, struct err *e);
 int generator_feed_all(struct generator *g, const int32_t *tokens, int64_t n, logits_fn fn, void *ctx,
                        struct tensor *last, struct err *e);
-void generator_rewind(struct generator *g); /* a new sequence */
+void generator_rewind(struct generator *g); /* new sequences */
 
 /* ---- whole-model gradient check -------------------------------------------------------------- */
 

@@ -103,6 +103,9 @@ ok "at all" cmp out greedy.txt
 ok "top_k=1 takes the likeliest, too" runs gen --generate.top_k=1
 ok "likewise" cmp out greedy.txt
 ok "several samples" prints 'sample 3' gen --generate.samples=3
+cp out three.txt
+ok "two of them side by side" prints "sample 3" gen --generate.samples=3 --generate.batch=2
+ok "the same text" cmp out three.txt
 ok "no prompt" runs "$BRAID" generate a --generate.tokens=5 --run.threads=1
 ok "a prompt longer than the training sequence" prints plum "$BRAID" generate a --generate.prompt="$(head -c 400 "$book" | tr '\n' ' ')" --generate.tokens=3 --run.threads=1
 
@@ -157,6 +160,7 @@ ok "no gradient is wrong" test "$(grep -c FAILED out)" -eq 0
 ok "gradcheck of one op" prints '^op  *rmsnorm' "$BRAID" gradcheck --run.threads=1 --only=rmsnorm
 
 # ---- bench --------------------------------------------------------------------------------------------------------------------
+ok "bench of text" prints "^step_ms: " "$BRAID" bench generate "$tiny" --run.threads=1 --prompt=5 --generate.tokens=4 --generate.batch=2
 ok "bench of one op" prints '^colsum ' "$BRAID" bench colsum --run.threads=1 --seconds=0.01 --json=bench.json
 ok "as JSON, too" grep -q '{"op":"colsum","shape":' bench.json
 ok "that ends" test "$(tail -n1 bench.json)" = ']}'

@@ -114,7 +114,7 @@ static void check_model(const char *model, enum dev_kind kind, double bound)
     double *want = full_logits(&t, tokens, &vocab);
     snprintf(all, sizeof all, "train.seq=%d %s", LENGTH, model);
     tiny_config(&c, all);
-    assert_ok(generator_open(&g, &c, &t.dev, NULL, CACHE, &e), &e);
+    assert_ok(generator_open(&g, &c, &t.dev, NULL, (struct generator_size){.batch = 1, .tokens = CACHE}, &e), &e);
     for (int p = 0; p < countof(prompts); p++) {
         generator_rewind(&g);
         assert_ok(generator_feed(&g, tokens, prompts[p], &logits, &e), &e);
@@ -143,6 +143,61 @@ static void check_model(const char *model, enum dev_kind kind, double bound)
     config_release(&c);
     free(want);
     tiny_close(&t);
+}
+
+/* Sequences side by side against each of them alone: a prompt that takes several plans, then single tokens. */
+static void check_side_by_side(const char *model, enum dev_kind kind, double bound)
+{
+    enum { BATCH = 3, PROMPT = 37, MORE = 3, ALL = PROMPT + MORE };
+    struct tiny t;
+    struct generator one, many;
+    struct tensor alone, all, row;
+    struct config c;
+    struct err e = {0};
+    char text[512];
+    int32_t tokens[BATCH][ALL], feed[BATCH * ALL];
+    undrop(&t, model, kind);
+    snprintf(text, sizeof text, "train.seq=%d %s", LENGTH, model);
+    tiny_config(&c, text);
+    for (int b = 0; b < BATCH; b++)
+        for (int i = 0; i < ALL; i++)
+            tokens[b][i] = (int32_t)rng_below((uint64_t)b, (uint64_t)i, (uint64_t)c.model.vocab);
+    assert_ok(generator_open(&one, &c, &t.dev, NULL, (struct generator_size){.batch = 1, .tokens = ALL}, &e), &e);
+    assert_ok(generator_open(&many, &c, &t.dev, NULL, (struct generator_size){.batch = BATCH, .tokens = ALL}, &e), &e);
+    for (int b = 0; b < BATCH; b++)
+        memcpy(feed + b * PROMPT, tokens[b], PROMPT * sizeof feed[0]);
+    assert_ok(generator_feed(&many, feed, PROMPT, &all, &e), &e);
+    for (int i = PROMPT; i < ALL; i++) {
+        for (int b = 0; b < BATCH; b++)
+            feed[b] = tokens[b][i];
+        assert_ok(generator_feed(&many, feed, 1, &all, &e), &e);
+    }
+    assert_int_equal(all.dim[0], BATCH);
+    for (int b = 0; b < BATCH; b++) {
+        double want[512];
+        generator_rewind(&one);
+        assert_ok(generator_feed(&one, tokens[b], ALL, &alone, &e), &e);
+        assert_true(alone.dim[1] <= countof(want));
+        for (int64_t v = 0; v < alone.dim[1]; v++)
+            want[v] = logit_at(&alone, v);
+        row = tensor_rows(&all, b, 1);
+        assert_row(&row, want, c.model.vocab, bound, model, b);
+    }
+    generator_close(&one);
+    generator_close(&many);
+    config_release(&c);
+    tiny_close(&t);
+}
+
+static void sequences_side_by_side_are_those_alone(void **state)
+{
+    int n;
+    const char *const *general = tiny_models(&n);
+    (void)state;
+    for (int i = 0; i < n; i++)
+        check_side_by_side(general[i], DEV_REF, 0);
+    for (int i = 0; i < countof(models); i++)
+        check_side_by_side(models[i], i % 2 ? DEV_CPU : DEV_REF, 1e-5);
 }
 
 static void decode_equals_forward(enum dev_kind kind, double bound)
@@ -300,6 +355,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cached_decoding_is_bitwise_the_forward_pass_on_ref),
         cmocka_unit_test(cached_decoding_is_the_forward_pass_on_cpu),
+        cmocka_unit_test(sequences_side_by_side_are_those_alone),
         cmocka_unit_test(narrow_samplers_take_the_likeliest_token),
         cmocka_unit_test(sampling_follows_the_probabilities),
         cmocka_unit_test(the_same_seed_draws_the_same_tokens),

@@ -333,6 +333,7 @@ static const char *const elsewhere[] = {
     "generate.top_p",
     "generate.seed",
     "generate.samples",
+    "generate.batch",
 };
 
 /* The symbols of all kinds that are built. */
