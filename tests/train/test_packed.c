@@ -1,7 +1,10 @@
 /* Packed documents: what a model computes for a document does not depend, by a single bit, on the
  * documents before it in the sequence, whatever layers it has. Without data.eod_mask and data.chat it does: the
- * test would notice a leak. */
+ * test would notice a leak. Of experts on the CPU this holds up to rounding: which row of an expert's product a token is
+ * depends on the tokens before it, and OpenBLAS has kernels (Haswell's) in which the last rows round differently. */
 #include "tiny.h"
+
+#include <math.h>
 
 enum { LENGTH = 24, CUT = 11 }; /* the second document begins at CUT */
 
@@ -49,6 +52,12 @@ static double *second_document(struct tiny *t, uint64_t key, bool masked, int64_
     return out;
 }
 
+/* How far apart two results may be that are the same but for rounding. */
+static double allowed(const char *model, enum dev_kind kind)
+{
+    return kind == DEV_CPU && strchr(model, 'E') != NULL ? 1e-5 : 0;
+}
+
 /* Elements that differ between two first documents. */
 static int differing(const char *model, enum dev_kind kind, const char *mask)
 {
@@ -60,7 +69,7 @@ static int differing(const char *model, enum dev_kind kind, const char *mask)
     tiny_open(&t, options, kind, 1);
     double *a = second_document(&t, 1, masked, &n), *b = second_document(&t, 2, masked, &n);
     for (int64_t i = 0; i < n; i++)
-        differ += a[i] != b[i];
+        differ += !(fabs(a[i] - b[i]) <= allowed(model, kind) * fmax(1, fabs(a[i])));
     free(a);
     free(b);
     tiny_close(&t);
