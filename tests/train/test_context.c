@@ -128,6 +128,12 @@ static void parts_of_sequences_train_the_model_of_one_rank(void **state)
                                            "DP2 x CP2, zero 3",
                                            "CP2 x PP2",
                                            "CP4 x EP2, zero 2",
+                                           "CP2, ring",
+                                           "CP4, ring, recomputed, rest in host memory, lanes in random order, "
+                                           "poisoned",
+                                           "DP2 x CP2, ring, zero 3",
+                                           "CP4 x PP2, ring, delayed",
+                                           "TP2 x CP4, ring, zero 2",
                                            "TP2 x CP2",
                                            "TP2 x CP2 x EP4, zero 2"};
     int with_tp = 0; /* models that parallel.tp takes */
