@@ -536,6 +536,11 @@ static bool ring_cuts_a_draw(const struct config *c)
 {
     return in_ring(c) && c->model.attention_dropout > 0 && c->train.seq / c->parallel.cp % 4 != 0;
 }
+static bool ring_recomputed(const struct config *c)
+{
+    bool selective = c->plan.recompute_granularity == CFG_GRANULARITY_SELECTIVE && c->plan.recompute[0] == '\0';
+    return in_ring(c) && (selective || str_has_word(c->plan.recompute, "core_attn"));
+}
 static bool row_norm_divided(const struct config *c)
 {
     return has_attention(c) && c->parallel.tp > 1 && c->model.qk_norm == CFG_QK_NORM_ROW;
@@ -632,6 +637,10 @@ static const struct rule attention_rules[] = {
      "parallel.cp_comm = ring with model.attention_dropout needs train.seq / parallel.cp in multiples of 4, since four "
      "keys share a draw; use parallel.cp_comm = gather or another train.seq",
      {"parallel.cp_comm", "model.attention_dropout", "train.seq", "parallel.cp"}},
+    {"ring-keeps-its-output", ring_recomputed,
+     "parallel.cp_comm = ring keeps the output of attention, since computing it again would send every block once more: "
+     "core_attn cannot be recomputed; use parallel.cp_comm = gather, or other names in plan.recompute",
+     {"parallel.cp_comm", "plan.recompute", "plan.recompute_granularity"}},
     {"row-norm-without-tp", row_norm_divided,
      "model.qk_norm = row takes one norm over all heads, which parallel.tp divides; use parallel.tp = 1",
      {"model.qk_norm", "parallel.tp"}},
@@ -705,7 +714,13 @@ static void attention_kernels(const struct kernel_report *r)
                                                        .width = c->head_dim,
                                                        .values = c->head_dim,
                                                        .keys = c->kv_heads,
-                                                       .window = c->attn_window});
+                                                       .window = c->attn_window,
+                                                       .ring = in_ring(r->cfg)});
+    if (in_ring(r->cfg) && r->dev->kind == DEV_CUDA)
+        kernel_line(r, "attention over blocks of other ranks",
+                    r->dev->real == DT_BF16 && c->head_dim <= 256 ? "own kernels on tensor cores"
+                                                                  : "own kernels without tensor cores",
+                    "cuDNN and the kernel for Hopper take blocks that end with the queries");
 }
 
 const struct core_kind core_attention = {

@@ -232,6 +232,7 @@ static const struct rule_case rule_cases[] = {
     {"mamba-steps-ordered", {"model.mamba_dt_min", "2", "model.mamba_dt_max", "1"}},
     {"topk-within-experts", {"model.topk", "9"}},
     {"cp-divides-the-sequence", {"parallel.cp", "7"}},
+    {"ring-keeps-its-output", {"parallel.cp_comm", "ring", "parallel.cp", "2", "plan.recompute", "norm core_attn"}},
     {"ring-drops-by-fours",
      {"parallel.cp_comm", "ring", "parallel.cp", "2", "train.seq", "12", "model.attention_dropout", "0.1"}},
     {"cp-without-capacity", {"model.router_capacity", "1.5", "parallel.cp", "2"}},
