@@ -417,19 +417,20 @@ static void print_head(const struct config *c, const struct machine *m)
     buf_init(&out, 0);
     buf_addf(&out, "PREDICTION for %s\n", c->model.pattern);
     machine_print(m, false, &out);
-    buf_addf(&out,
-             "each step: microbatches (mb) of %lld x %lld on every data-parallel rank, then the update; one rank of "
-             "each stage is planned and simulated node by\n"
-             "node, the others do the same beside it. The program's own schedules and messages: gradients of a unit "
-             "are\n"
-             "reduced under the backward pass of the last microbatch, its weights gathered under the forward pass of "
-             "the first (parallel.zero\n"
-             "= 1); of levels 2 and 3 in every microbatch. Rows between tensor-parallel ranks, and keys and values of "
-             "parallel.cp, travel while nothing\n"
-             "else can run.\n"
-             "columns of each schedule: ms/step, model TFLOP/s of a GPU, exposed communication, bubble, GB of the "
-             "fullest GPU (!: more than %.0f)\n\n%5s  %-30s %3s",
-             (long long)c->train.micro_batch, (long long)c->train.seq, m->memory * 1e-9, "GPUs", "mesh", "mb");
+    buf_addf(
+        &out,
+        "each step: microbatches (mb) of %lld x %lld on every data-parallel rank, then the update; one rank of "
+        "each stage is planned and simulated node by\n"
+        "node, the others do the same beside it. The program's own schedules and messages: gradients of a unit "
+        "are\n"
+        "reduced under the backward pass of the last microbatch, its weights gathered under the forward pass of "
+        "the first (parallel.zero\n"
+        "= 1); of levels 2 and 3 in every microbatch. Rows between tensor-parallel ranks, and keys and values that\n"
+        "parallel.cp gathers, travel while nothing else can run; in a ring the next block travels while one is "
+        "computed.\n"
+        "columns of each schedule: ms/step, model TFLOP/s of a GPU, exposed communication, bubble, GB of the "
+        "fullest GPU (!: more than %.0f)\n\n%5s  %-30s %3s",
+        (long long)c->train.micro_batch, (long long)c->train.seq, m->memory * 1e-9, "GPUs", "mesh", "mb");
     for (int w = 0; w < VARIANTS; w++)
         buf_addf(&out, " | %-31s", variants[w].name);
     buf_add(&out, " | gain\n");

@@ -371,7 +371,8 @@ int comm_shift(struct comm *c, struct lane *l, const char *what, const struct te
                bool back)
 {
     int to = c->rank + (back ? -1 : 1), from = c->rank + (back ? 1 : -1);
-    bool gives = to >= 0 && to < c->size, takes = from >= 0 && from < c->size;
+    bool gives = to >= 0 && to < c->size && send->data != NULL,
+         takes = from >= 0 && from < c->size && recv->data != NULL;
     if (gives)
         TRY(check_tensor(c, l, what, send));
     if (takes)

@@ -66,7 +66,8 @@ int comm_gather_line(struct comm *c, struct lane *l, const char *what, const str
 int comm_sum_line(struct comm *c, struct lane *l, const char *what, const struct tensor *x, struct tensor *out,
                   struct tensor *work);
 /* From every rank to the next, or with back to the one before: recv becomes that of the neighbour. Where there is none,
- * send or recv is not looked at and may be absent. */
+ * send or recv is not looked at. A rank may have nothing to send: its send is absent (data NULL), and so is recv of the
+ * neighbour. */
 int comm_shift(struct comm *c, struct lane *l, const char *what, const struct tensor *send, struct tensor *recv,
                bool back);
 /* t of rank `from` becomes that of rank `to`; the others take part in the call, and their t may be absent. */

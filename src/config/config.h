@@ -74,6 +74,7 @@
 #define CONFIG_COMM(X) X(CFG_COMM_AUTO, "auto") TRANSPORTS(CONFIG_TRANSPORT, X)
 #define CONFIG_OVERLAP(X) X(CFG_OVERLAP_NONE, "none") X(CFG_OVERLAP_EP, "ep") X(CFG_OVERLAP_DW, "dw")
 #define CONFIG_REDUCE(X) X(CFG_REDUCE_FP32, "fp32") X(CFG_REDUCE_BF16, "bf16")
+#define CONFIG_CP_COMM(X) X(CFG_CP_COMM_GATHER, "gather") X(CFG_CP_COMM_RING, "ring")
 #define CONFIG_EP_FP8(X) X(CFG_EP_FP8_OFF, "off") X(CFG_EP_FP8_DISPATCH, "dispatch") X(CFG_EP_FP8_BOTH, "both")
 #define CONFIG_LOOP(X) X(CFG_LOOP_EP, "ep") X(CFG_LOOP_DP, "dp")
 #define CONFIG_FUSED(X) X(CFG_FUSED_AUTO, "auto") X(CFG_FUSED_ON, "on") X(CFG_FUSED_OFF, "off")
@@ -112,6 +113,7 @@ enum config_device { CONFIG_DEVICE(CONFIG_ENUM_ID) };
 enum config_comm { CONFIG_COMM(CONFIG_ENUM_ID) };
 enum config_overlap { CONFIG_OVERLAP(CONFIG_ENUM_ID) };
 enum config_reduce { CONFIG_REDUCE(CONFIG_ENUM_ID) };
+enum config_cp_comm { CONFIG_CP_COMM(CONFIG_ENUM_ID) };
 enum config_ep_fp8 { CONFIG_EP_FP8(CONFIG_ENUM_ID) };
 enum config_loop { CONFIG_LOOP(CONFIG_ENUM_ID) };
 enum config_fused { CONFIG_FUSED(CONFIG_ENUM_ID) };
@@ -271,6 +273,7 @@ struct config_mhc_run {
 struct config_parallel {
     int comm;                                /* enum config_comm */
     int64_t ranks, tp, cp, pp, vpp, ep, etp; /* ranks, vpp: (auto) */
+    int cp_comm;                             /* enum config_cp_comm */
     int overlap;                             /* enum config_overlap */
     int64_t pp_group, first_layers, last_layers;
     int64_t zero; /* 0 .. 3 */

@@ -656,6 +656,10 @@ const struct option config_options[] = {
         "(sequence parallelism is always on).")),
     ROW(parallel.cp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("context-parallel-size"), HELP(
         "Ranks that share every sequence: each holds seq / cp of its tokens.")),
+    ROW(parallel.cp_comm, "gather", OPT_RUN | OPT_LOCAL, ONE_OF(cp_comm_values), HELP(
+        "How attention (*) reaches keys and values of the ranks before. gather: all of them at once. ring: one rank's "
+        "at a time, which travels while the one before is used: memory for two ranks' keys instead of all, and "
+        "nothing of them is kept for the backward pass. Latent and sparse attention gather.")),
     ROW(parallel.pp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("pipeline-model-parallel-size"), HELP(
         "Pipeline stages. | in model.pattern cuts the stack; without it, layers are distributed evenly.")),
     ROW(parallel.vpp, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("segments of the pattern / parallel.pp"),

@@ -29,6 +29,7 @@ static const char *const nonfinite_values[] = {CONFIG_NONFINITE(VALUE_TEXT) NULL
 static const char *const comm_values[] = {CONFIG_COMM(VALUE_TEXT) NULL};
 static const char *const overlap_values[] = {CONFIG_OVERLAP(VALUE_TEXT) NULL};
 static const char *const reduce_values[] = {CONFIG_REDUCE(VALUE_TEXT) NULL};
+static const char *const cp_comm_values[] = {CONFIG_CP_COMM(VALUE_TEXT) NULL};
 static const char *const ep_fp8_values[] = {CONFIG_EP_FP8(VALUE_TEXT) NULL};
 static const char *const loop_values[] = {CONFIG_LOOP(VALUE_TEXT) NULL};
 static const char *const fused_values[] = {CONFIG_FUSED(VALUE_TEXT) NULL};

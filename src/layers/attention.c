@@ -18,8 +18,8 @@
  *   kv_own [T, 2 G D]        = k, v
  *   kv_all [B seen, 2 G D]   = those of the ranks up to this one (context.h)
  * Nodes: qkv, kv_own, kv, core, proj. core's backward writes dq (with the gate) and dkv_all; that of kv_own puts the
- * row of dqkv together and undoes rotation and norm. */
-#include "layers/context.h"
+ * row of dqkv together and undoes rotation and norm. With parallel.cp_comm=ring: attention_ring.c. */
+#include "layers/attention_int.h"
 #include "layers/shard.h"
 #include "ops/attention/attention.h"
 #include "ops/cache/cache.h"
@@ -33,98 +33,11 @@
 #include <math.h>
 #include <string.h>
 
-struct attention {
-    int64_t batch, seq, heads, kv_heads, dim, width; /* width of a qkv row */
-    int64_t q_at, gate_at, k_at, v_at;               /* first columns; gate_at -1: none */
-    int64_t window;
-    double scale, eps;
-    bool rope, interleaved, zero_centered, sink_zero;
-    bool qk_norm, row_norm; /* row_norm: of all heads together */
-    /* Tensor-parallel ranks that share one kv head, and the channels of it that each projects; 1 and 0: heads are
-     * whole. Otherwise keys and values are columns of kv, not of qkv. */
-    int64_t kv_ranks, part;
-};
-
-struct attention_slots {
-    slot_id row, drow, part, dpart, kn; /* where ranks share a kv head: [k | v], a rank's part of it, normed keys */
-    slot_id qkv, qk, rstd_q, rstd_k, o, og, lse, dqkv, dog, dout;
-    slot_id cos, sin, pos, doc_start, start, k_cache, v_cache;
-    struct weight q_norm, k_norm, sink;
-    bool divided; /* parallel.cp; then what follows exists */
-    struct context_rows kv;
-    slot_id dq; /* [T, q | gate?] */
-};
-
-/* ---- views into a row ------------------------------------------------------------------------ */
-
-/* [T, heads, D] */
-static struct tensor heads_of(const struct attention *m, struct tensor row, int64_t col, int64_t heads)
-{
-    struct tensor part = tensor_cols(&row, col, heads * m->dim);
-    return tensor_split_last(&part, heads, m->dim);
-}
-
 /* Keys or values of gathered rows: [B, seen, G, D]. */
 static struct tensor gathered(const struct attention *m, const struct context_rows *r, struct tensor rows, int which)
 {
-    struct tensor part = heads_of(m, rows, which * m->kv_heads * m->dim, m->kv_heads);
+    struct tensor part = attn_heads_of(m, rows, which * m->kv_heads * m->dim, m->kv_heads);
     return tensor_split_first(&part, m->batch, r->seen);
-}
-
-/* [B, S, heads, D] */
-static struct tensor batched(const struct attention *m, struct tensor t)
-{
-    return tensor_split_first(&t, m->batch, m->seq);
-}
-
-/* q and k before norm and rotation, in a row of qkv or of its gradient. */
-static struct tensor raw_query(const struct attention *m, struct tensor qkv)
-{
-    return heads_of(m, qkv, m->q_at, m->heads);
-}
-static struct tensor raw_keys(const struct attention *m, struct tensor qkv)
-{
-    return heads_of(m, qkv, m->k_at, m->kv_heads);
-}
-static struct tensor values(const struct attention *m, struct tensor qkv)
-{
-    return batched(m, heads_of(m, qkv, m->v_at, m->kv_heads));
-}
-static struct tensor gate(const struct attention *m, struct tensor qkv)
-{
-    return tensor_cols(&qkv, m->gate_at, m->heads * m->dim);
-}
-/* The row that keys and values are columns of, and its gradient. */
-static struct tensor kv_row(const struct graph *g, const struct attention *m, const struct attention_slots *s)
-{
-    return of(g, m->kv_ranks > 1 ? s->row : s->qkv);
-}
-static struct tensor dkv_row(const struct graph *g, const struct attention *m, const struct attention_slots *s)
-{
-    return of(g, m->kv_ranks > 1 ? s->drow : s->dqkv);
-}
-static struct tensor heads(const struct attention *m, struct tensor o)
-{
-    return batched(m, tensor_split_last(&o, m->heads, m->dim));
-}
-
-/* q and k as attention reads them: from qk if there is one, else from qkv. */
-static struct tensor query(const struct graph *g, const struct attention *m, const struct attention_slots *s)
-{
-    return m->qk_norm ? heads_of(m, of(g, s->qk), 0, m->heads) : raw_query(m, of(g, s->qkv));
-}
-
-static struct tensor keys(const struct graph *g, const struct attention *m, const struct attention_slots *s)
-{
-    if (m->qk_norm && m->kv_ranks > 1)
-        return heads_of(m, of(g, s->kn), 0, m->kv_heads);
-    return m->qk_norm ? heads_of(m, of(g, s->qk), m->heads * m->dim, m->kv_heads) : raw_keys(m, kv_row(g, m, s));
-}
-
-static struct tensor doc_view(const struct graph *g, const struct attention *m, slot_id doc)
-{
-    struct tensor t = of(g, doc);
-    return t.data ? tensor_split_first(&t, m->batch, m->seq) : t;
 }
 
 /* ---- declaration ----------------------------------------------------------------------------- */
@@ -291,7 +204,10 @@ static void declare_slots(struct build *b, const struct attention *m, struct att
     s->v_cache =
         decode ? build_table(b, "v_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim), NULL, NULL) : NO_SLOT;
     s->divided = context_divides(b);
-    if (s->divided) {
+    s->ring = s->divided && b->cfg->parallel.cp_comm == CFG_CP_COMM_RING;
+    if (s->ring) {
+        s->dq = build_grad(b, "dq", b->rows, o_cols);
+    } else if (s->divided) {
         s->kv = context_rows(b, "kv", 2 * m->kv_heads * m->dim);
         s->dq = build_grad(b, "dq", b->rows, m->k_at);
     }
@@ -347,7 +263,7 @@ static void declare_parts(struct build *b, const struct attention *m, const stru
         lora_forward(b, n, &half[i], i == 0 ? "qkv" : "kv");
     }
     if (m->rope || m->qk_norm)
-        declare_rotation(g, n, m, s, raw_query(m, of(g, s->qkv)), query(g, m, s), s->q_norm.w, s->rstd_q);
+        declare_rotation(g, n, m, s, attn_raw_query(m, of(g, s->qkv)), attn_query(g, m, s), s->q_norm.w, s->rstd_q);
     double flops = 2 * (double)b->rows * (double)b->cfg->model.hidden * (double)(m->width + 2 * m->part);
     graph_cost(g, n, PH_FWD, flops, 0);
     if (!training(b))
@@ -392,7 +308,7 @@ static void declare_shared_kv(struct build *b, const struct attention *m, const 
     int n = graph_node(g, "kv", LANE_COMPUTE, NULL);
     move_channels(g, n, PH_FWD, m, b->rows, of(g, parts.x), of(g, s->row));
     if (m->rope || m->qk_norm)
-        declare_rotation(g, n, m, s, raw_keys(m, of(g, s->row)), keys(g, m, s), s->k_norm.w, s->rstd_k);
+        declare_rotation(g, n, m, s, attn_raw_keys(m, of(g, s->row)), attn_keys(g, m, s), s->k_norm.w, s->rstd_k);
     if (!training(b))
         return;
     graph_again(g, n, s->row);
@@ -415,8 +331,8 @@ static void declare_qkv(struct build *b, const struct attention *m, const struct
                        .part = {{"q", m->k_at}, {"k", m->v_at - m->k_at}, {"v", m->width - m->v_at}}};
     int n = linear_forward(b, "qkv", &l);
     if (m->rope || m->qk_norm) {
-        declare_rotation(g, n, m, s, raw_query(m, of(g, s->qkv)), query(g, m, s), s->q_norm.w, s->rstd_q);
-        declare_rotation(g, n, m, s, raw_keys(m, of(g, s->qkv)), keys(g, m, s), s->k_norm.w, s->rstd_k);
+        declare_rotation(g, n, m, s, attn_raw_query(m, of(g, s->qkv)), attn_query(g, m, s), s->q_norm.w, s->rstd_q);
+        declare_rotation(g, n, m, s, attn_raw_keys(m, of(g, s->qkv)), attn_keys(g, m, s), s->k_norm.w, s->rstd_k);
     }
     linear_backward(b, n, &l);
     if (training(b))
@@ -426,7 +342,8 @@ static void declare_qkv(struct build *b, const struct attention *m, const struct
 static void declare_core_fwd(struct build *b, int n, const struct attention *m, const struct attention_slots *s)
 {
     struct graph *g = b->g;
-    struct tensor qkv = of(g, s->qkv), k = batched(m, keys(g, m, s)), v = values(m, kv_row(g, m, s));
+    struct tensor qkv = of(g, s->qkv), k = attn_batched(m, attn_keys(g, m, s)),
+                  v = attn_values(m, attn_kv_row(g, m, s));
     if (s->k_cache != NO_SLOT) {
         GRAPH_OP(g, n, PH_FWD, cache_store, .x = k, .cache = of(g, s->k_cache), .start = of(g, s->start));
         GRAPH_OP(g, n, PH_FWD, cache_store, .x = v, .cache = of(g, s->v_cache), .start = of(g, s->start));
@@ -437,18 +354,16 @@ static void declare_core_fwd(struct build *b, int n, const struct attention *m, 
         k = gathered(m, &s->kv, of(g, s->kv.all), 0);
         v = gathered(m, &s->kv, of(g, s->kv.all), 1);
     }
-    GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = batched(m, query(g, m, s)), .k = k, .v = v, .o = heads(m, of(g, s->o)),
-             .lse = of(g, s->lse), .sink = of(g, s->sink.w), .doc_start = doc_view(g, m, s->doc_start),
-             .start = of(g, s->start), .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero,
-             .drop = attention_dropout(b));
+    GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = attn_batched(m, attn_query(g, m, s)), .k = k, .v = v,
+             .o = attn_heads(m, of(g, s->o)), .lse = of(g, s->lse), .sink = of(g, s->sink.w),
+             .doc_start = attn_doc_view(g, m, s->doc_start), .start = of(g, s->start), .scale = m->scale,
+             .window = m->window, .sink_zero = m->sink_zero, .drop = attention_dropout(b));
     if (m->gate_at >= 0)
-        GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = of(g, s->o), .g = gate(m, qkv), .y = of(g, s->og));
+        GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = of(g, s->o), .g = attn_gate(m, qkv), .y = of(g, s->og));
 }
 
-/* Rotation and norm undone, from dy to d, which may be one. */
-static void declare_unrotation(struct graph *g, int n, const struct attention *m, const struct attention_slots *s,
-                               struct tensor dy, struct tensor d, struct tensor x, const struct weight *norm,
-                               slot_id rstd)
+void attention_unrotate(struct graph *g, int n, const struct attention *m, const struct attention_slots *s,
+                        struct tensor dy, struct tensor d, struct tensor x, const struct weight *norm, slot_id rstd)
 {
     if (m->row_norm) {
         if (m->rope)
@@ -468,24 +383,25 @@ static void declare_core_bwd(struct build *b, int n, const struct attention *m, 
     struct graph *g = b->g;
     const struct context_rows *r = &s->kv;
     bool far = s->divided;
-    struct tensor qkv = of(g, s->qkv), dqkv = of(g, far ? s->dq : s->dqkv), kv = kv_row(g, m, s),
-                  dkv = m->kv_ranks > 1 ? dkv_row(g, m, s) : dqkv;
+    struct tensor qkv = of(g, s->qkv), dqkv = of(g, far ? s->dq : s->dqkv), kv = attn_kv_row(g, m, s),
+                  dkv = m->kv_ranks > 1 ? attn_dkv_row(g, m, s) : dqkv;
     if (m->gate_at >= 0)
-        GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, s->dog), .x = of(g, s->o), .g = gate(m, qkv), .dx = of(g, s->dout),
-                 .dg = gate(m, dqkv));
-    GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = heads(m, of(g, m->gate_at >= 0 ? s->dout : s->dog)),
-             .q = batched(m, query(g, m, s)), .k = far ? gathered(m, r, of(g, r->all), 0) : batched(m, keys(g, m, s)),
-             .v = far ? gathered(m, r, of(g, r->all), 1) : values(m, kv), .o = heads(m, of(g, s->o)),
-             .lse = of(g, s->lse), .sink = of(g, s->sink.w), .doc_start = doc_view(g, m, s->doc_start),
-             .dq = batched(m, raw_query(m, dqkv)),
-             .dk = far ? gathered(m, r, of(g, r->dall), 0) : batched(m, raw_keys(m, dkv)),
-             .dv = far ? gathered(m, r, of(g, r->dall), 1) : values(m, dkv), .dsink = of(g, s->sink.dw),
+        GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, s->dog), .x = of(g, s->o), .g = attn_gate(m, qkv),
+                 .dx = of(g, s->dout), .dg = attn_gate(m, dqkv));
+    GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = attn_heads(m, of(g, m->gate_at >= 0 ? s->dout : s->dog)),
+             .q = attn_batched(m, attn_query(g, m, s)),
+             .k = far ? gathered(m, r, of(g, r->all), 0) : attn_batched(m, attn_keys(g, m, s)),
+             .v = far ? gathered(m, r, of(g, r->all), 1) : attn_values(m, kv), .o = attn_heads(m, of(g, s->o)),
+             .lse = of(g, s->lse), .sink = of(g, s->sink.w), .doc_start = attn_doc_view(g, m, s->doc_start),
+             .dq = attn_batched(m, attn_raw_query(m, dqkv)),
+             .dk = far ? gathered(m, r, of(g, r->dall), 0) : attn_batched(m, attn_raw_keys(m, dkv)),
+             .dv = far ? gathered(m, r, of(g, r->dall), 1) : attn_values(m, dkv), .dsink = of(g, s->sink.dw),
              .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero, .drop = attention_dropout(b));
     if (far || (!m->rope && !m->qk_norm))
         return;
-    struct tensor dq = raw_query(m, dqkv), dk = raw_keys(m, dkv);
-    declare_unrotation(g, n, m, s, dq, dq, raw_query(m, qkv), &s->q_norm, s->rstd_q);
-    declare_unrotation(g, n, m, s, dk, dk, raw_keys(m, kv), &s->k_norm, s->rstd_k);
+    struct tensor dq = attn_raw_query(m, dqkv), dk = attn_raw_keys(m, dkv);
+    attention_unrotate(g, n, m, s, dq, dq, attn_raw_query(m, qkv), &s->q_norm, s->rstd_q);
+    attention_unrotate(g, n, m, s, dk, dk, attn_raw_keys(m, kv), &s->k_norm, s->rstd_k);
 }
 
 /* Rows for other ranks, from k and v; in the backward pass the row of dqkv, from dq and the sums of all ranks. */
@@ -496,19 +412,20 @@ static void declare_kv(struct build *b, const struct attention *m, const struct 
     int64_t kv = m->kv_heads * m->dim;
     double bytes = 2 * (double)dtype_bytes(b->dev->real) * (double)b->rows * (double)m->width;
     int n = graph_node(g, "kv_own", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = keys(g, m, s), .y = heads_of(m, own, 0, m->kv_heads)); /* copies */
-    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = heads_of(m, qkv, m->v_at, m->kv_heads),
-             .y = heads_of(m, own, kv, m->kv_heads));
+    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = attn_keys(g, m, s), .y = attn_heads_of(m, own, 0, m->kv_heads)); /* copies */
+    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = attn_heads_of(m, qkv, m->v_at, m->kv_heads),
+             .y = attn_heads_of(m, own, kv, m->kv_heads));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (training(b)) {
         struct tensor dq = of(g, s->dq), down = of(g, s->kv.down), dqkv = of(g, s->dqkv);
         graph_again(g, n, s->kv.own);
-        declare_unrotation(g, n, m, s, raw_query(m, dq), raw_query(m, dqkv), raw_query(m, qkv), &s->q_norm, s->rstd_q);
-        declare_unrotation(g, n, m, s, heads_of(m, down, 0, m->kv_heads), raw_keys(m, dqkv), raw_keys(m, qkv),
-                           &s->k_norm, s->rstd_k);
+        attention_unrotate(g, n, m, s, attn_raw_query(m, dq), attn_raw_query(m, dqkv), attn_raw_query(m, qkv),
+                           &s->q_norm, s->rstd_q);
+        attention_unrotate(g, n, m, s, attn_heads_of(m, down, 0, m->kv_heads), attn_raw_keys(m, dqkv),
+                           attn_raw_keys(m, qkv), &s->k_norm, s->rstd_k);
         GRAPH_OP(g, n, PH_BWD, dropout, .x = tensor_cols(&down, kv, kv), .y = tensor_cols(&dqkv, m->v_at, kv));
         if (m->gate_at >= 0)
-            GRAPH_OP(g, n, PH_BWD, dropout, .x = gate(m, dq), .y = gate(m, dqkv));
+            GRAPH_OP(g, n, PH_BWD, dropout, .x = attn_gate(m, dq), .y = attn_gate(m, dqkv));
         graph_cost(g, n, PH_BWD, 0, bytes);
     }
     context_gather(b, "kv", &s->kv);
@@ -553,9 +470,12 @@ static int attention_declare(struct build *b, struct core_io *io)
     } else {
         declare_qkv(b, m, &s, io, wqkv, bqkv);
     }
-    if (s.divided)
+    if (s.divided && !s.ring)
         declare_kv(b, m, &s);
-    declare_core(b, m, &s);
+    if (s.ring)
+        TRY(attention_ring(b, m, &s));
+    else
+        declare_core(b, m, &s);
     slot_id o = s.og != NO_SLOT ? s.og : s.o;
     linear_declare(b, "proj",
                    &(struct linear){.x = o,
@@ -605,6 +525,21 @@ static bool heads_do_not_divide_hidden(const struct config *c) { return has_atte
 static bool shared_keys_divided(const struct config *c)
 {
     return has_attention(c) && c->parallel.cp > 1 && c->parallel.tp > c->model.kv_heads;
+}
+static bool sequence_divided(const struct config *c) { return c->parallel.cp > 1; }
+static bool in_ring(const struct config *c)
+{
+    return has_attention(c) && sequence_divided(c) && c->parallel.cp_comm == CFG_CP_COMM_RING;
+}
+/* Four keys share a draw of random numbers. */
+static bool ring_cuts_a_draw(const struct config *c)
+{
+    return in_ring(c) && c->model.attention_dropout > 0 && c->train.seq / c->parallel.cp % 4 != 0;
+}
+static bool ring_recomputed(const struct config *c)
+{
+    bool selective = c->plan.recompute_granularity == CFG_GRANULARITY_SELECTIVE && c->plan.recompute[0] == '\0';
+    return in_ring(c) && (selective || str_has_word(c->plan.recompute, "core_attn"));
 }
 static bool row_norm_divided(const struct config *c)
 {
@@ -691,12 +626,21 @@ static const struct option_use attention_uses[] = {
     {"model.rope_percent", rope_rotates, ROPE_NEEDS},
     ROPE_USES,
     {"model.no_rope_freq", no_rope_reaches, "rotary embedding, and as many attention layers as it counts to"},
+    {"parallel.cp_comm", sequence_divided, "parallel.cp above 1"},
 };
 static const struct rule attention_rules[] = {
     {"shared-keys-without-cp", shared_keys_divided,
      "several ranks of parallel.tp share keys and values where it is above model.kv_heads, which is not built for "
      "parallel.cp above 1",
      {"parallel.tp", "model.kv_heads", "parallel.cp"}},
+    {"ring-drops-by-fours", ring_cuts_a_draw,
+     "parallel.cp_comm = ring with model.attention_dropout needs train.seq / parallel.cp in multiples of 4, since four "
+     "keys share a draw; use parallel.cp_comm = gather or another train.seq",
+     {"parallel.cp_comm", "model.attention_dropout", "train.seq", "parallel.cp"}},
+    {"ring-keeps-its-output", ring_recomputed,
+     "parallel.cp_comm = ring keeps the output of attention, since computing it again would send every block once more: "
+     "core_attn cannot be recomputed; use parallel.cp_comm = gather, or other names in plan.recompute",
+     {"parallel.cp_comm", "plan.recompute", "plan.recompute_granularity"}},
     {"row-norm-without-tp", row_norm_divided,
      "model.qk_norm = row takes one norm over all heads, which parallel.tp divides; use parallel.tp = 1",
      {"model.qk_norm", "parallel.tp"}},
@@ -770,7 +714,13 @@ static void attention_kernels(const struct kernel_report *r)
                                                        .width = c->head_dim,
                                                        .values = c->head_dim,
                                                        .keys = c->kv_heads,
-                                                       .window = c->attn_window});
+                                                       .window = c->attn_window,
+                                                       .ring = in_ring(r->cfg)});
+    if (in_ring(r->cfg) && r->dev->kind == DEV_CUDA)
+        kernel_line(r, "attention over blocks of other ranks",
+                    r->dev->real == DT_BF16 && c->head_dim <= 256 ? "own kernels on tensor cores"
+                                                                  : "own kernels without tensor cores",
+                    "cuDNN and the kernel for Hopper take blocks that end with the queries");
 }
 
 const struct core_kind core_attention = {

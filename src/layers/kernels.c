@@ -42,10 +42,12 @@ void kernel_line_attention(const struct kernel_report *r, const struct attention
     enum dtype real = r->dev->real;
     if (r->dev->kind != DEV_CUDA)
         return;
-    /* With parallel.cp queries are those of a part; all ranks but the first see more keys. */
-    struct tensor q = tensor_4d(NULL, real, batch, seq / cfg->parallel.cp, cfg->model.heads, a->width),
-                  k = tensor_4d(NULL, real, batch, seq, a->keys, a->width),
-                  v = tensor_4d(NULL, real, batch, seq, a->keys, a->values);
+    /* With parallel.cp queries are those of a part; all ranks but the first see more keys, unless blocks of them come
+     * one by one. */
+    int64_t part = seq / cfg->parallel.cp, keys = a->ring ? part : seq;
+    struct tensor q = tensor_4d(NULL, real, batch, part, cfg->model.heads, a->width),
+                  k = tensor_4d(NULL, real, batch, keys, a->keys, a->width),
+                  v = tensor_4d(NULL, real, batch, keys, a->keys, a->values);
     const char *why = not_library(r, &q, &k, &v), *forward = "cuDNN", *backward = "cuDNN";
     const char *own = real == DT_BF16 && max_i64(a->width, a->values) <= 256 ? "own kernels on tensor cores"
                                                                              : "own kernels without tensor cores";
@@ -55,7 +57,7 @@ void kernel_line_attention(const struct kernel_report *r, const struct attention
     if (r->hopper && cfg->model.attention_dropout == 0 && attention_not_hopper(&q, &k, &v) == NULL) {
         backward = "own kernel for Hopper"; /* drops no weights */
         why = library && cfg->gpu.fast ? "gpu.fast lets it add in any order" : why;
-    } else if (library && a->window > 0 && a->window < seq / 5) {
+    } else if (library && a->window > 0 && a->window < keys / 5) {
         backward = own;
         why = "cuDNN's backward goes over all keys, whatever the window";
     } else if (library && cfg->gpu.fast) {

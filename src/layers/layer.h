@@ -395,6 +395,7 @@ void kernel_line(const struct kernel_report *r, const char *what, const char *ke
 struct attention_sizes {
     const char *what;
     int64_t width, values, keys, window; /* of queries and keys; of values; heads of keys; 0: none */
+    bool ring;                           /* a call has the keys of one rank (parallel.cp_comm) */
 };
 void kernel_line_attention(const struct kernel_report *r, const struct attention_sizes *a);
 /* Attention over lists of keys that all heads share, and the scores of its indexer. */

@@ -151,8 +151,8 @@ static inline void transpose(float *out, int64_t out_row, const float *in, int64
 
 /* ---- one block of queries and the keys it sees ----------------------------------------------- */
 
-/* What each query of the block sees: keys low..high (absolute, inclusive). Lanes past the last
- * query repeat nothing and see everything: they compute finite values that are never read. */
+/* What each query of the block sees: keys low..high (counted from the first of the call, inclusive). Lanes past the
+ * last query repeat nothing and see everything: they compute finite values that are never read. */
 struct queries {
     int64_t first, count; /* query indices */
     int32_t low[QUERY_BLOCK], high[QUERY_BLOCK];
@@ -161,7 +161,8 @@ struct queries {
 
 struct mask {
     const struct tensor *doc_start; /* absent: one document */
-    int64_t start, window;
+    int64_t start, window;          /* start: index of the first query, counted from the first key */
+    int64_t before, keys;           /* keys in front of the first, which documents are counted from; keys of the call */
 };
 
 static inline void queries_init(struct queries *q, const struct mask *m, int64_t batch, int64_t block, int64_t n)
@@ -176,12 +177,13 @@ static inline void queries_init(struct queries *q, const struct mask *m, int64_t
     for (int64_t i = 0; i < QUERY_BLOCK; i++) {
         int64_t at = m->start + q->first + i, low = m->window > 0 ? max_i64(0, at - m->window + 1) : 0;
         if (i < q->count && doc != NULL)
-            low = max_i64(low, doc[q->first + i]);
+            low = max_i64(low, doc[q->first + i] - m->before);
+        int64_t high = min_i64(at, m->keys - 1);
         q->low[i] = i < q->count ? (int32_t)low : 0;
-        q->high[i] = i < q->count ? (int32_t)at : INT32_MAX;
-        if (i < q->count && low <= at) {
+        q->high[i] = i < q->count ? (int32_t)high : INT32_MAX;
+        if (i < q->count && low <= high) {
             q->low_min = (int32_t)min_i64(q->low_min, low);
-            q->high_max = (int32_t)max_i64(q->high_max, at);
+            q->high_max = (int32_t)max_i64(q->high_max, high);
         }
     }
 }

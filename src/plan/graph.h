@@ -131,6 +131,7 @@ enum node_role {
     ROLE_GATHER,
     ROLE_REDUCE,  /* gradients of a unit to their owners, after the last contribution */
     ROLE_CONTEXT, /* between ranks that divide sequences: keys and values, states, edges */
+    ROLE_RING,    /* the same to the next of these ranks, or home: blocks of keys and values and their gradients */
     ROLE_OFFLOAD, /* a saved slot to host memory (forward) and back (replay); made by order_offload() */
     ROLE_SHARD,   /* rows of the residual stream that tensor-parallel ranks gather, or sum and scatter */
 };

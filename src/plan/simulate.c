@@ -104,7 +104,7 @@ static void set_kind(struct sim_task *t, const struct sim_place *at, const struc
     } else if ((n->role == ROLE_DISPATCH || n->role == ROLE_COMBINE) && at->group >= 0) {
         t->kind = SIM_GROUP;
         t->key = INT64_MIN + ((int64_t)at->group << 40) + meetings->group++;
-    } else if (n->role == ROLE_CONTEXT && at->line >= 0) {
+    } else if ((n->role == ROLE_CONTEXT || n->role == ROLE_RING) && at->line >= 0) {
         int64_t number = meetings->line++;
         if (n->phase[r->phase].bytes > 0) { /* else it is between two others */
             t->kind = SIM_GROUP;

@@ -78,6 +78,13 @@ static double message_seconds(const struct machine *m, const struct mesh *mesh, 
     return bytes / (here ? m->inner : m->link);
 }
 
+/* From rank to rank of those that divide sequences, over the slowest link between two neighbours. */
+static double hop_seconds(const struct machine *m, const struct mesh *mesh, double bytes)
+{
+    struct near n = near_of(m, mesh->rank, mesh->cp_rank, mesh->cp, mesh->tp);
+    return m->link_delay + bytes / (n.here == n.size ? m->inner : m->link);
+}
+
 /* ---- exchanges of units ---------------------------------------------------------------------- */
 
 /* Reductions and gathers among the ranks that hold copies. */
@@ -171,7 +178,7 @@ static bool ends_with(const char *name, const char *end)
 static double attention_rate(const struct step_cost *c, const char *name, bool backward)
 {
     const struct config_model *m = &c->t->cfg->model;
-    bool plain = ends_with(name, ".attn.core");
+    bool plain = strstr(name, ".attn.") != NULL;
     double tokens = (double)c->t->cfg->train.seq, share = 1;
     if (plain && m->attn_window > 0 && (double)m->attn_window < tokens)
         tokens = (double)m->attn_window;
@@ -209,7 +216,7 @@ enum task_kind step_kind(const struct plan *p, int step)
         return KIND_CUT;
     if (n->role == ROLE_GATHER || n->role == ROLE_REDUCE)
         return n->role == ROLE_GATHER ? KIND_GATHER : KIND_REDUCE;
-    if (n->role == ROLE_CONTEXT)
+    if (n->role == ROLE_CONTEXT || n->role == ROLE_RING)
         return KIND_CONTEXT;
     if (n->role == ROLE_SHARD)
         return n->phase[s->ref.phase].flops > 0 ? phases[s->ref.phase] : KIND_ROWS;
@@ -246,6 +253,8 @@ double step_seconds(const void *ctx, const struct plan *p, int step)
             return 2 * c->m->link_delay + ph->bytes / c->m->link;
         return n->per_step && !(n->role == ROLE_GATHER ? c->first_mb : c->last_mb) ? 0 : unit_seconds(c, n, ph);
     case KIND_CONTEXT:
+        if (n->role == ROLE_RING)
+            return ph->bytes > 0 ? hop_seconds(c->m, mesh, ph->bytes) : 0;
         return ph->bytes > 0
                    ? exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->cp_rank, mesh->cp, mesh->tp), ph->bytes)
                    : 0;

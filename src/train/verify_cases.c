@@ -60,6 +60,15 @@ static const struct verify_case cases[] = {
     {"CP2 x PP2", 4, 2, 1, 1, .options = "", .cp = 2},
     {"CP2 x EP4, overlap", 4, 1, 1, 4, .options = "parallel.overlap=ep", .cp = 2},
     {"CP4 x EP2, zero 2", 4, 1, 1, 2, .options = "parallel.zero=2", .cp = 4},
+    {"CP2, ring", 2, 1, 1, 1, .options = "parallel.cp_comm=ring", .cp = 2},
+    {"CP4, ring, recomputed, rest in host memory, lanes in random order, poisoned", 4, 1, 1, 1,
+     .options = "parallel.cp_comm=ring plan.recompute=full plan.offload=* plan.offload_min=0 plan.random_lanes=3 "
+                "plan.poison=on",
+     .cp = 4},
+    {"DP2 x CP2, ring, zero 3", 4, 1, 1, 1, .options = "parallel.cp_comm=ring parallel.zero=3", .cp = 2},
+    {"CP4 x PP2, ring, delayed", 8, 2, 1, 1, .options = "parallel.cp_comm=ring plan.delay_dw=on", .cp = 4},
+    {"CP4 x EP4, ring, overlap", 4, 1, 1, 4, .options = "parallel.cp_comm=ring parallel.overlap=ep", .cp = 4},
+    {"TP2 x CP4, ring, zero 2", 8, 1, 1, 1, .options = "parallel.cp_comm=ring parallel.zero=2", .tp = 2, .cp = 4},
     {"TP2", 2, 1, 1, 1, .options = "", .tp = 2},
     {"TP4", 4, 1, 1, 1, .options = "", .tp = 4},
     {"TP2, everything recomputed, lanes in random order, poisoned", 2, 1, 1, 1,
@@ -94,36 +103,40 @@ const struct verify_case *verify_cases(int *n)
     return cases;
 }
 
-/* Does the pattern have layers with experts; do all its layers work on a part of a sequence? */
-static void traits(const struct config *small, bool *experts, bool *parts)
+/* What a pattern allows: layers with experts; all layers work on a part of a sequence; keys and values travel in a
+ * ring. */
+struct traits {
+    bool experts, parts, ring;
+};
+static struct traits traits_of(const struct config *small)
 {
+    struct traits t = {.parts = true, .ring = strchr(small->model.pattern, '*') != NULL};
     int n;
     const struct core_kind *const *cores = core_kinds(&n);
-    *experts = false;
-    *parts = true;
     for (int i = 0; i < n; i++) {
         bool here = core_in(cores[i], small->model.pattern);
-        *experts |= here && cores[i]->has_experts;
-        *parts &= !here || cores[i]->divides_sequence;
+        t.experts |= here && cores[i]->has_experts;
+        t.parts &= !here || cores[i]->divides_sequence;
     }
+    return t;
 }
 
 bool verify_applies(const struct config *small, const struct verify_case *variant)
 {
-    bool experts, parts;
-    traits(small, &experts, &parts);
-    return (experts || (variant->ep == 1 && verify_etp(variant) == 1)) && (parts || verify_cp(variant) == 1);
+    struct traits t = traits_of(small);
+    return (t.experts || (variant->ep == 1 && verify_etp(variant) == 1)) && (t.parts || verify_cp(variant) == 1) &&
+           (t.ring || strstr(variant->options, "cp_comm=ring") == NULL);
 }
 
 /* ---- combinations ---------------------------------------------------------------------------- */
 
-enum factor { PP, CP, TP, VPP, EP, ETP, COPIES, ZERO, OVERLAP, DELAY, RECOMPUTE, FACTORS };
+enum factor { PP, CP, RING, TP, VPP, EP, ETP, COPIES, ZERO, OVERLAP, DELAY, RECOMPUTE, FACTORS };
 enum { MOST_RANKS = 8, MOST_VALUES = 4 };
 struct combination {
     int value[FACTORS]; /* index into values[] */
 };
-static const int n_values[FACTORS] = {[PP] = 3,     [CP] = 3,   [TP] = 2,      [VPP] = 2,   [EP] = 3,       [ETP] = 2,
-                                      [COPIES] = 4, [ZERO] = 4, [OVERLAP] = 3, [DELAY] = 2, [RECOMPUTE] = 2};
+static const int n_values[FACTORS] = {[PP] = 3,  [CP] = 3,     [RING] = 2, [TP] = 2,      [VPP] = 2,   [EP] = 3,
+                                      [ETP] = 2, [COPIES] = 4, [ZERO] = 4, [OVERLAP] = 3, [DELAY] = 2, [RECOMPUTE] = 2};
 static const int numbers[FACTORS][MOST_VALUES] = {
     [PP] = {1, 2, 4}, [CP] = {1, 2, 4}, [TP] = {1, 2},           [VPP] = {1, 2},
     [EP] = {1, 2, 4}, [ETP] = {1, 2},   [COPIES] = {1, 2, 4, 8}, [ZERO] = {0, 1, 2, 3}};
@@ -135,11 +148,11 @@ static int stage_of(const struct combination *c) { return number(c, EP) * number
 static int inner_of(const struct combination *c) { return number(c, CP) * number(c, TP); }
 
 /* What rules or schedules refuse, and what would be another combination under a second name. */
-static bool legal(const struct combination *c, bool experts, bool parts)
+static bool legal(const struct combination *c, const struct traits *t)
 {
     int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP) * number(c, ETP), stage = stage_of(c);
-    if (pp * stage > MOST_RANKS || (ep > 1 && !experts) || pp * vpp > 4 || stage % inner_of(c) != 0 ||
-        (number(c, CP) > 1 && !parts))
+    if (pp * stage > MOST_RANKS || (ep > 1 && !t->experts) || pp * vpp > 4 || stage % inner_of(c) != 0 ||
+        (number(c, CP) > 1 && !t->parts) || (c->value[RING] > 0 && (number(c, CP) == 1 || !t->ring)))
         return false;
     int micros = VERIFY_BATCH * inner_of(c) / stage;
     if ((number(c, ZERO) == 3 && pp > 1) || (number(c, ZERO) != 1 && stage == 1))
@@ -172,11 +185,12 @@ static int name_case(struct verify_list *l, const struct combination *c, struct 
     if (etp > 1)
         buf_addf(&name, "ETP%d x ", etp);
     buf_addf(&name, "PP%d x VPP%d x CP%d x EP%d x %d, zero %d", pp, vpp, number(c, CP), ep, copies, number(c, ZERO));
-    buf_addf(&name, "%s%s%s%s", c->value[OVERLAP] ? ", overlap " : "",
+    buf_addf(&name, "%s%s%s%s%s", c->value[RING] ? ", ring" : "", c->value[OVERLAP] ? ", overlap " : "",
              c->value[OVERLAP] ? overlaps[c->value[OVERLAP]] : "", c->value[DELAY] ? ", delayed" : "",
              c->value[RECOMPUTE] ? ", recomputed" : "");
-    buf_addf(&options, "parallel.zero=%d parallel.overlap=%s plan.delay_dw=%s plan.recompute=%s", number(c, ZERO),
-             overlaps[c->value[OVERLAP]], c->value[DELAY] ? "on" : "off", c->value[RECOMPUTE] ? "full" : "");
+    buf_addf(&options, "parallel.zero=%d%s parallel.overlap=%s plan.delay_dw=%s plan.recompute=%s", number(c, ZERO),
+             c->value[RING] ? " parallel.cp_comm=ring" : "", overlaps[c->value[OVERLAP]],
+             c->value[DELAY] ? "on" : "off", c->value[RECOMPUTE] ? "full" : "");
     int st = buf_check(&name, e);
     if (st == ST_OK)
         st = buf_check(&options, e);
@@ -219,12 +233,12 @@ static int add_case(struct verify_list *l, const struct combination *c, struct e
 }
 
 /* The combination with the most new pairs, the first of those; false when none has any. */
-static bool best_case(struct pairs *p, bool experts, bool parts, struct combination *best)
+static bool best_case(struct pairs *p, const struct traits *t, struct combination *best)
 {
     struct combination c = {0};
     int most = 0;
     do {
-        int n = legal(&c, experts, parts) ? new_pairs(p, &c, false) : 0;
+        int n = legal(&c, t) ? new_pairs(p, &c, false) : 0;
         if (n > most) {
             most = n;
             *best = c;
@@ -235,20 +249,19 @@ static bool best_case(struct pairs *p, bool experts, bool parts, struct combinat
 
 int verify_combinations(struct verify_list *l, const struct config *small, bool all, struct err *e)
 {
-    bool experts, parts;
-    traits(small, &experts, &parts);
+    struct traits t = traits_of(small);
     struct combination c = {0};
     struct pairs p = {0};
     *l = (struct verify_list){0};
     arena_init(&l->text);
-    while (!all && best_case(&p, experts, parts, &c)) {
+    while (!all && best_case(&p, &t, &c)) {
         new_pairs(&p, &c, true);
         TRY(add_case(l, &c, e));
     }
     if (!all)
         return ST_OK;
     do {
-        if (legal(&c, experts, parts))
+        if (legal(&c, &t))
             TRY(add_case(l, &c, e));
     } while (next(&c));
     return ST_OK;

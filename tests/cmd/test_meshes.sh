@@ -53,6 +53,7 @@ mesh PP2xEP2 4 "$cut2" --parallel.pp=2 --parallel.ep=2
 mesh PP2xVPP2xEP2-overlap 4 "$cut4" --parallel.pp=2 --parallel.ep=2 --parallel.overlap=ep --plan.delay_dw=on
 mesh VPP4 1 "$cut4" --parallel.vpp=4
 mesh CP4 4 "$flat" --parallel.cp=4
+mesh CP4-ring 4 "$flat" --parallel.cp=4 --parallel.cp_comm=ring
 mesh DP2xCP2-zero3 4 "$flat" --parallel.cp=2 --parallel.zero=3
 mesh CP2xPP2xEP2 4 "$cut2" --parallel.cp=2 --parallel.pp=2 --parallel.ep=2
 mesh MTP-alone 4 "$empty" --parallel.pp=4

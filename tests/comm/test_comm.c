@@ -246,6 +246,10 @@ static int line_body(struct world *w, struct lane *l, struct rank_ctx *c, struct
         for (int i = 0; i < N; i++)
             CHECK(next[i] == (from >= 0 && from < all ? value(from, i) : -1));
     }
+    struct tensor nothing = {0}; /* rank 0 has nothing to send, and the others pass on */
+    next[0] = -1;
+    TRY(comm_shift(line, l, "pass on", me > 0 ? &mine : &nothing, me > 1 ? &got : &nothing, false));
+    CHECK(next[0] == (me > 1 ? value(me - 1, 0) : -1));
     for (int to = 1; to < all; to++) { /* along the line, one after the other */
         struct tensor none = {0}, state = tensor_1d(sum, DT_F64, N);
         for (int i = 0; i < N && me == to - 1; i++)

@@ -196,6 +196,34 @@ static void parts_of_sequences_wait_for_each_other(void **state)
     close_timeline(&tl, &c);
 }
 
+/* In a ring every hop takes its bytes from neighbour to neighbour, and the next block travels while one is computed: of
+ * a link as fast as the computing, less is left to wait for than of a gather. */
+static void blocks_travel_in_a_ring_beside_attention(void **state)
+{
+    struct machine m = slow_machine();
+    struct config c;
+    struct timeline tl;
+    double want = 0, gather;
+    (void)state;
+    open_timeline(&tl, &c, MODEL "model.pattern=*- parallel.ranks=4 parallel.cp=4 train.global_batch=3 train.seq=256",
+                  &m);
+    gather = tl.rank[3].exposed[KIND_CONTEXT];
+    close_timeline(&tl, &c);
+    open_timeline(&tl, &c,
+                  MODEL "model.pattern=*- parallel.ranks=4 parallel.cp=4 train.global_batch=3 train.seq=256 "
+                        "parallel.cp_comm=ring",
+                  &m);
+    const struct graph *g = &tl.rank[3].t.train.g;
+    for (int i = 0; i < g->n_nodes; i++)
+        for (enum phase_id ph = PH_FWD; g->nodes[i].role == ROLE_RING && ph <= PH_BWD; ph++)
+            if (g->nodes[i].phase[ph].bytes > 0)
+                want += 3 * (m.link_delay + g->nodes[i].phase[ph].bytes / m.inner);
+    assert_true(want > 0 && fabs(tl.rank[3].moved[KIND_CONTEXT] - want) < 1e-6 * want);
+    print_message("           %g s left of a gather, %g s of a ring\n", gather, tl.rank[3].exposed[KIND_CONTEXT]);
+    assert_true(tl.rank[3].exposed[KIND_CONTEXT] < gather);
+    close_timeline(&tl, &c);
+}
+
 /* Rows of the residual stream between tensor-parallel ranks: every gather and scatter takes its bytes over the link, in
  * each of its phases; the divided head computes, on the lane of its messages. */
 static void rows_of_tensor_parallel_ranks_take_what_the_link_needs(void **state)
@@ -477,6 +505,7 @@ int main(void)
         cmocka_unit_test(one_rank_takes_the_sum_of_its_nodes),
         cmocka_unit_test(a_dispatch_takes_what_the_link_needs),
         cmocka_unit_test(parts_of_sequences_wait_for_each_other),
+        cmocka_unit_test(blocks_travel_in_a_ring_beside_attention),
         cmocka_unit_test(rows_of_tensor_parallel_ranks_take_what_the_link_needs),
         cmocka_unit_test(a_far_rank_is_reached_over_the_link),
         cmocka_unit_test(overlap_hides_most_of_what_travels),

@@ -128,6 +128,12 @@ static void parts_of_sequences_train_the_model_of_one_rank(void **state)
                                            "DP2 x CP2, zero 3",
                                            "CP2 x PP2",
                                            "CP4 x EP2, zero 2",
+                                           "CP2, ring",
+                                           "CP4, ring, recomputed, rest in host memory, lanes in random order, "
+                                           "poisoned",
+                                           "DP2 x CP2, ring, zero 3",
+                                           "CP4 x PP2, ring, delayed",
+                                           "TP2 x CP4, ring, zero 2",
                                            "TP2 x CP2",
                                            "TP2 x CP2 x EP4, zero 2"};
     int with_tp = 0; /* models that parallel.tp takes */
@@ -232,6 +238,10 @@ static int documents_by_part(const struct step_ctx *c)
 }
 
 static void lose_gradients_of_keys(struct trainer *t) { replace(t, "0.attn.kv", PH_BWD, and_forget); }
+static void lose_a_block_of_keys(struct trainer *t) { replace(t, "0.attn.hop1", PH_FWD, and_forget); }
+static void lose_a_block_of_keys_later(struct trainer *t) { replace(t, "0.attn.back1.hop", PH_BWD, and_forget); }
+static void lose_gradients_on_the_way(struct trainer *t) { replace(t, "0.attn.back2.grad", PH_BWD, and_forget); }
+static void lose_gradients_that_come_home(struct trainer *t) { replace(t, "0.attn.home0", PH_BWD, and_forget); }
 static void lose_gradients_of_latent_keys(struct trainer *t) { replace(t, "0.mla.kv_rows", PH_BWD, and_forget); }
 static void lose_gradients_of_sparse_keys(struct trainer *t) { replace(t, "0.dsa.key_rows", PH_BWD, and_forget); }
 static void lose_gradients_of_index_keys(struct trainer *t) { replace(t, "0.dsa.index_rows", PH_BWD, and_forget); }
@@ -252,32 +262,40 @@ static void mistakes_of_other_programs_are_found(void **state)
     static const struct {
         const char *name, *options;
         void (*wrong)(struct trainer *t);
+        const char *variant;
     } cases[] = {
         /* NVIDIA/Megatron-LM 1464, 1465 and TransformerEngine 1557: gradients of attention are wrong under CP */
-        {"cp_gradients_of_keys_lost", "model.pattern=*-*-", lose_gradients_of_keys},
-        {"cp_gradients_of_latent_keys_lost", "model.pattern=+-+-", lose_gradients_of_latent_keys},
+        {"cp_gradients_of_keys_lost", "model.pattern=*-*-", lose_gradients_of_keys, "CP2"},
+        {"cp_gradients_of_latent_keys_lost", "model.pattern=+-+-", lose_gradients_of_latent_keys, "CP2"},
         /* Megatron-LM 5809: gradients of the indexer are zero under CP */
-        {"cp_gradients_of_sparse_keys_lost", "model.pattern=D-D-", lose_gradients_of_sparse_keys},
-        {"cp_gradients_of_index_keys_lost", "model.pattern=D-D-", lose_gradients_of_index_keys},
+        {"cp_gradients_of_sparse_keys_lost", "model.pattern=D-D-", lose_gradients_of_sparse_keys, "CP2"},
+        {"cp_gradients_of_index_keys_lost", "model.pattern=D-D-", lose_gradients_of_index_keys, "CP2"},
         /* Megatron-LM 5706: prediction depths with contiguous chunks */
-        {"cp_labels_shifted_after_the_cut", "model.pattern=*-*-/*-", cut_labels},
-        {"cp_positions_from_zero", "model.pattern=*-*-", count_positions_from_zero},
-        {"cp_dropout_by_part", "model.pattern=*-*- model.dropout=0.2", draw_by_part},
-        {"cp_attention_dropout_by_part", "model.pattern=*-*- model.attention_dropout=0.2", draw_by_part},
-        {"cp_balance_of_parts_alone", "model.pattern=*E*E model.experts=8 model.seq_aux_loss=0.3", balance_parts_alone},
-        {"cp_state_not_passed", "model.pattern=M-M-", lose_the_state},
-        {"cp_gradient_of_state_not_passed", "model.pattern=M-M-", lose_the_gradient_of_the_state},
-        {"cp_state_of_delta_net_not_passed", "model.pattern=G-G-", lose_the_state_of_gdn},
-        {"cp_halo_missing", "model.pattern=G-G-", lose_the_halo},
-        {"cp_gradient_of_halo_missing", "model.pattern=M-M-", lose_the_gradient_of_the_halo},
-        {"cp_documents_by_part", "model.pattern=M-M-" PACKED, documents_of_the_part},
+        {"cp_labels_shifted_after_the_cut", "model.pattern=*-*-/*-", cut_labels, "CP2"},
+        {"cp_positions_from_zero", "model.pattern=*-*-", count_positions_from_zero, "CP2"},
+        {"cp_dropout_by_part", "model.pattern=*-*- model.dropout=0.2", draw_by_part, "CP2"},
+        {"cp_attention_dropout_by_part", "model.pattern=*-*- model.attention_dropout=0.2", draw_by_part, "CP2"},
+        {"cp_balance_of_parts_alone", "model.pattern=*E*E model.experts=8 model.seq_aux_loss=0.3", balance_parts_alone,
+         "CP2"},
+        {"cp_state_not_passed", "model.pattern=M-M-", lose_the_state, "CP2"},
+        {"cp_gradient_of_state_not_passed", "model.pattern=M-M-", lose_the_gradient_of_the_state, "CP2"},
+        {"cp_state_of_delta_net_not_passed", "model.pattern=G-G-", lose_the_state_of_gdn, "CP2"},
+        {"cp_halo_missing", "model.pattern=G-G-", lose_the_halo, "CP2"},
+        {"cp_gradient_of_halo_missing", "model.pattern=M-M-", lose_the_gradient_of_the_halo, "CP2"},
+        {"cp_documents_by_part", "model.pattern=M-M-" PACKED, documents_of_the_part, "CP2"},
+        /* a ring: a block that does not come, forward or backward; its gradients lost on the way, or at the end of it */
+        {"ring_block_lost", "model.pattern=*-*-", lose_a_block_of_keys, "CP2, ring"},
+        {"ring_block_lost_backward", "model.pattern=*-*-", lose_a_block_of_keys_later, "CP2, ring"},
+        {"ring_gradients_lost_on_the_way", "model.pattern=*-*-", lose_gradients_on_the_way,
+         "CP4, ring, recomputed, rest in host memory, lanes in random order, poisoned"},
+        {"ring_gradients_lost_at_home", "model.pattern=*-*-", lose_gradients_that_come_home, "CP2, ring"},
     };
     for (int i = 0; i < countof(cases); i++) {
         struct fixture f;
         print_message("           %s\n", cases[i].name);
         fixture_open(&f, cases[i].options);
-        assert_true(run(&f, "CP2", NULL).outcome <= VERIFY_CLOSE);
-        assert_int_equal(run(&f, "CP2", cases[i].wrong).outcome, VERIFY_DIFFERS);
+        assert_true(run(&f, cases[i].variant, NULL).outcome <= VERIFY_CLOSE);
+        assert_int_equal(run(&f, cases[i].variant, cases[i].wrong).outcome, VERIFY_DIFFERS);
         fixture_close(&f);
     }
 }

@@ -236,6 +236,7 @@ static const struct row rows[] = {
     {"gpu.sms", "10", ""},
     {"parallel.ep_capacity", "2", ""},
     {"parallel.ep_fp8", "dispatch", ""},
+    {"parallel.cp_comm", "ring", ""},
     {"parallel.pp_group", "2", ""},
     {"parallel.first_layers", "2", ""},
     {"parallel.last_layers", "2", ""},

@@ -102,7 +102,7 @@ template <typename T>
 static attn_call<T> common_call(const struct tensor *q, const struct tensor *k, const struct tensor *v,
                                 const struct tensor *o, const struct tensor *lse, const struct tensor *sink,
                                 const struct tensor *doc, bool sink_zero, int64_t window, double scale,
-                                const struct dropout_rule *drop)
+                                const struct dropout_rule *drop, int64_t before, int64_t after)
 {
     attn_call<T> c = {};
     c.drop_info = drop->p > 0 ? (const int64_t *)drop->info.data : NULL;
@@ -128,6 +128,8 @@ static attn_call<T> common_call(const struct tensor *q, const struct tensor *k, 
     c.per_group = c.groups > 0 ? c.heads / c.groups : 0;
     c.width_v = (int)v->dim[3];
     c.window = (int)window;
+    c.before = (int)before;
+    c.after = (int)after;
     c.scale = (float)scale;
     c.sink_zero = sink_zero;
     c.aligned = aligned16(q) && aligned16(k) && aligned16(v) && aligned16(o);
@@ -137,7 +139,7 @@ static attn_call<T> common_call(const struct tensor *q, const struct tensor *k, 
 template <typename T> static attn_call<T> fwd_call(const struct attention_fwd_args *a)
 {
     attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero,
-                                    a->window, a->scale, &a->drop);
+                                    a->window, a->scale, &a->drop, a->before, a->after);
     c.start = (const int64_t *)a->start.data;
     return c;
 }
@@ -145,7 +147,7 @@ template <typename T> static attn_call<T> fwd_call(const struct attention_fwd_ar
 template <typename T> static attn_call<T> bwd_call(const struct attention_bwd_args *a)
 {
     attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero,
-                                    a->window, a->scale, &a->drop);
+                                    a->window, a->scale, &a->drop, a->before, a->after);
     c.dout = view_of<T>(&a->d_o);
     c.dq = view_of<T>(&a->dq);
     c.dk = view_of<T>(&a->dk);
@@ -210,7 +212,8 @@ enum kernels { LIBRARY, HOPPER, TENSOR_CORES, PLAIN };
  * our random numbers. */
 static enum kernels fwd_kernels(const struct attention_fwd_args *a)
 {
-    if (library_shape(&a->q, &a->k, &a->v) && !present(&a->doc_start) && !present(&a->start) && a->drop.p == 0)
+    if (library_shape(&a->q, &a->k, &a->v) && !present(&a->doc_start) && !present(&a->start) && a->drop.p == 0 &&
+        a->after == 0)
         return LIBRARY;
     return a->q.dtype == DT_BF16 && mma_fits(fwd_call<bf16>(a)) ? TENSOR_CORES : PLAIN;
 }
@@ -223,7 +226,7 @@ static enum kernels bwd_kernels(const struct lane *l, const struct attention_bwd
     if (a->q.dtype != DT_BF16)
         return PLAIN;
     attn_call<bf16> c = bwd_call<bf16>(a);
-    if (a->drop.p > 0)
+    if (a->drop.p > 0 || a->after > 0)
         return mma_fits(c) ? TENSOR_CORES : PLAIN;
     if (cuda_of(l)->hopper && c.aligned && attention_not_hopper(&a->q, &a->k, &a->v) == NULL)
         return HOPPER;
@@ -237,7 +240,7 @@ static enum kernels bwd_kernels(const struct lane *l, const struct attention_bwd
 
 extern "C" int64_t attention_fwd_work_cuda(const struct attention_fwd_args *a)
 {
-    if (!library_shape(&a->q, &a->k, &a->v) || a->drop.p > 0)
+    if (!library_shape(&a->q, &a->k, &a->v) || a->drop.p > 0 || a->after > 0)
         return 0;
     struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
     return dnn_attention_fwd_bytes(&x);
@@ -250,7 +253,7 @@ static int64_t delta_bytes(const struct attention_bwd_args *a) { return a->q.dim
 extern "C" int64_t attention_bwd_work_cuda(const struct attention_bwd_args *a)
 {
     const int64_t most = (int64_t)5 << 29;
-    if (a->drop.p > 0)
+    if (a->drop.p > 0 || a->after > 0)
         return delta_bytes(a);
     bool hopper = attention_not_hopper(&a->q, &a->k, &a->v) == NULL;
     int64_t own = hopper ? attention_bwd_hopper_bytes(a) : delta_bytes(a);
@@ -263,7 +266,8 @@ extern "C" int64_t attention_bwd_work_cuda(const struct attention_bwd_args *a)
 /* The same on a Hopper GPU, where the library is not asked for the shapes that our kernel takes. */
 extern "C" int64_t attention_bwd_work_hopper(const struct attention_bwd_args *a)
 {
-    bool own = a->q.dtype == DT_BF16 && a->drop.p == 0 && attention_not_hopper(&a->q, &a->k, &a->v) == NULL;
+    bool own =
+        a->q.dtype == DT_BF16 && a->drop.p == 0 && a->after == 0 && attention_not_hopper(&a->q, &a->k, &a->v) == NULL;
     return own ? attention_bwd_hopper_bytes(a) : attention_bwd_work_cuda(a);
 }
 

@@ -49,7 +49,7 @@ __device__ __forceinline__ key_range queries_seeing(const attn_call<bf16> &c, in
         return r;
     key_range mine = {0x7fffffff, -1};
     for (int i = r.lo + threadIdx.x; i <= r.hi; i += BWD_THREADS)
-        if (c.doc[b * c.doc_batch + i] <= j1) {
+        if (c.doc[b * c.doc_batch + i] - c.before <= j1) {
             mine.lo = min(mine.lo, i);
             mine.hi = i;
         }

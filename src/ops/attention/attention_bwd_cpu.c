@@ -160,11 +160,11 @@ static void step_keys(struct step *t, int64_t key, bool want_kv, bool want_q)
                                    .cols = PANEL,
                                    .depth = d_v});
         if (t->drop.kept != 0)
-            attention_drop_block(&t->drop, t->q.first + panel * PANEL, PANEL, key, keys.from, keys.to,
+            attention_drop_block(&t->drop, t->q.first + panel * PANEL, PANEL, a->before + key, keys.from, keys.to,
                                  t->s.ds + panel * PANEL, QUERY_BLOCK);
         probabilities(t, panel, keys, key);
         if (t->drop.kept != 0)
-            attention_drop_block(&t->drop, t->q.first + panel * PANEL, PANEL, key, keys.from, keys.to,
+            attention_drop_block(&t->drop, t->q.first + panel * PANEL, PANEL, a->before + key, keys.from, keys.to,
                                  t->s.p + panel * PANEL, QUERY_BLOCK);
         if (want_q)
             multiply(&(struct product){.a = k,
@@ -271,7 +271,11 @@ int CPU_NAME(attention_bwd_cpu)(struct lane *l, const struct attention_bwd_args 
     int64_t n_batch = a->q.dim[0], heads = a->q.dim[2], groups = a->k.dim[2], n_keys = a->k.dim[1];
     int64_t blocks = query_blocks(a), key_blocks = ceil_div(n_keys, KEY_BLOCK), share = heads / max_i64(1, groups);
     int64_t each = scratch_floats(a);
-    struct mask mask = {.doc_start = &a->doc_start, .start = n_keys - a->q.dim[1], .window = a->window};
+    struct mask mask = {.doc_start = &a->doc_start,
+                        .start = n_keys + a->after - a->q.dim[1],
+                        .window = a->window,
+                        .before = a->before,
+                        .keys = n_keys};
     float *memory = a->work.data, *sinks = present(&a->sink) ? memory + omp_get_max_threads() * each : NULL;
     if (n_batch * groups >= omp_get_max_threads()) {
 #pragma omp parallel for schedule(dynamic)

@@ -30,7 +30,7 @@ template <int D> __global__ void __launch_bounds__(256) prepare_rows(const __gri
             sum += __shfl_xor_sync(0xffffffffu, sum, d);
         if (part == 0) {
             float lse = valid ? c.lse[b * c.lse_batch + h * c.lse_head + i] * LOG2E : INFINITY;
-            key_range seen = keys_seen(c, c.keys - c.rows, b, i);
+            key_range seen = keys_seen(c, first_query(j), b, i);
             out->log2_sum[r] = lse == -INFINITY ? INFINITY : lse;
             out->delta[r] = valid ? sum : 0.0f;
             out->lo[r] = seen.lo;

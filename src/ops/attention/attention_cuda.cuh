@@ -30,6 +30,7 @@ template <typename T> struct attn_call {
     int64_t doc_batch;
     const int64_t *start;
     int batch, heads, groups, per_group, rows, keys, width, width_v, window;
+    int before, after; /* keys in front of these, and between the last one and the last query */
     float scale;
     bool sink_zero;
     bool aligned;             /* every row of every tensor can be taken 16 bytes at a time */
@@ -45,6 +46,7 @@ struct head_drop {
     int64_t step, sample, first; /* first: position of query 0 */
     uint32_t threshold;
     float kept;
+    int before; /* a multiple of 4 */
 };
 template <typename T> __device__ __forceinline__ head_drop drop_of(const attn_call<T> &c, int b, int h)
 {
@@ -53,26 +55,28 @@ template <typename T> __device__ __forceinline__ head_drop drop_of(const attn_ca
                    c.drop_info[1] + b,
                    c.drop_info[2],
                    c.drop_threshold,
-                   c.drop_kept};
+                   c.drop_kept,
+                   c.before};
     return d;
 }
 __device__ __forceinline__ float drop_factor(const head_drop &d, int i, int j)
 {
-    return dropout_keep(d.key, d.threshold, d.step, d.sample, d.first + i, j) ? d.kept : 0.0f;
+    return dropout_keep(d.key, d.threshold, d.step, d.sample, d.first + i, d.before + j) ? d.kept : 0.0f;
 }
 /* The same of keys j and j + 1, j even: they share a draw. */
 __device__ __forceinline__ float2 drop_pair(const head_drop &d, int i, int j)
 {
-    philox4 x = dropout_draw(d.key, d.step, d.sample, d.first + i, j);
+    philox4 x = dropout_draw(d.key, d.step, d.sample, d.first + i, d.before + j);
     bool upper = j % 4 != 0;
     uint32_t first = upper ? x.v[2] : x.v[0], second = upper ? x.v[3] : x.v[1];
     return make_float2(first >= d.threshold ? d.kept : 0.0f, second >= d.threshold ? d.kept : 0.0f);
 }
 
-/* Absolute index of the first query. What start says is device memory: kept where no key beyond the last is touched. */
+/* Index of the first query, counted from the first key. What start says is device memory: kept where no key beyond the
+ * last is touched. */
 template <typename T> __device__ __forceinline__ int first_index(const attn_call<T> &c)
 {
-    int64_t most = (int64_t)c.keys - c.rows, at = c.start != NULL ? *c.start : most;
+    int64_t most = (int64_t)c.keys + c.after - c.rows, at = c.start != NULL ? *c.start : most;
     return (int)max(min(at, most), -(int64_t)c.rows);
 }
 
@@ -89,7 +93,8 @@ template <typename T> __device__ __forceinline__ key_range keys_seen(const attn_
     if (c.window > 0 && r.hi >= c.window)
         r.lo = r.hi - c.window + 1;
     if (c.doc != NULL)
-        r.lo = max(r.lo, c.doc[b * c.doc_batch + i]);
+        r.lo = max(r.lo, c.doc[b * c.doc_batch + i] - c.before);
+    r.hi = min(r.hi, c.keys - 1);
     return r;
 }
 

@@ -136,7 +136,7 @@ static void fwd_block(const struct attention_fwd_args *a, const struct mask *mas
                                        .depth = d});
             softmax_panel(&q, &s, panel, keys, key, d_v);
             if (drop.kept != 0)
-                attention_drop_block(&drop, q.first + panel * PANEL, PANEL, key, keys.from, keys.to,
+                attention_drop_block(&drop, q.first + panel * PANEL, PANEL, a->before + key, keys.from, keys.to,
                                      s.p + panel * PANEL, QUERY_BLOCK);
             multiply(&(struct product){.a = head_at(&a->v, batch, key + keys.from, group),
                                        .a_row = 1,
@@ -169,7 +169,9 @@ static void fwd_row(const struct attention_fwd_args *a, const struct mask *mask,
     int64_t d = a->q.dim[3], d_v = a->v.dim[3], group = head / (a->q.dim[2] / a->k.dim[2]);
     int64_t at = mask->start + i, low = mask->window > 0 ? max_i64(0, at - mask->window + 1) : 0;
     if (present(mask->doc_start))
-        low = max_i64(low, ((const int32_t *)mask->doc_start->data + batch * mask->doc_start->stride[0])[i]);
+        low = max_i64(low,
+                      ((const int32_t *)mask->doc_start->data + batch * mask->doc_start->stride[0])[i] - mask->before);
+    at = min_i64(at, mask->keys - 1);
     const float *q = head_at(&a->q, batch, i, head);
     float *o = head_at(&a->o, batch, i, head), scale = (float)a->scale, p[KEY_BLOCK];
     bool has_sink;
@@ -225,7 +227,8 @@ int CPU_NAME(attention_fwd_cpu)(struct lane *l, const struct attention_fwd_args 
     int64_t start;
     TRY(attention_start(a, &start, l->err));
     TRY(check_work("attention_fwd", &a->work, CPU_NAME(attention_fwd_work_cpu)(a), l->err));
-    struct mask mask = {.doc_start = &a->doc_start, .start = start, .window = a->window};
+    struct mask mask = {
+        .doc_start = &a->doc_start, .start = start, .window = a->window, .before = a->before, .keys = a->k.dim[1]};
     int64_t n_batch = a->q.dim[0], n = a->q.dim[1], heads = a->q.dim[2];
     if (n <= FEW_QUERIES && a->drop.p == 0) {
 #pragma omp parallel for schedule(dynamic) if (n_batch * n * heads > 1)

@@ -5,8 +5,15 @@
 
 /* What shapes cannot say, for both directions. */
 static int check_common(const char *op, const struct tensor *q, const struct tensor *k, const struct tensor *sink,
-                        bool sink_zero, int64_t window, const struct dropout_rule *drop, struct err *e)
+                        bool sink_zero, int64_t window, const struct dropout_rule *drop, int64_t before, int64_t after,
+                        struct err *e)
 {
+    if (before < 0 || after < 0 || before >= INT32_MAX || after >= INT32_MAX || before + k->dim[1] + after >= INT32_MAX)
+        return err_set(e, ST_INVALID, "%s: %lld keys before and %lld after these %lld, expected 0 to 2^31 - 2 in all",
+                       op, (long long)before, (long long)after, (long long)k->dim[1]);
+    if (drop->p > 0 && before % 4 != 0)
+        return err_set(e, ST_INVALID, "%s: dropout needs a multiple of 4 keys before the first, not %lld", op,
+                       (long long)before);
     if (!(drop->p >= 0 && drop->p < 1))
         return err_set(e, ST_INVALID, "%s: p is %g, expected 0 <= p < 1", op, drop->p);
     if (drop->p > 0 && !present(&drop->info))
@@ -52,20 +59,24 @@ const char *attention_not_hopper(const struct tensor *q, const struct tensor *k,
 int attention_fwd_check(const struct attention_fwd_args *a, struct err *e)
 {
     TRY(op_check_fields(&attention_fwd_desc, a, e));
-    return check_common("attention_fwd", &a->q, &a->k, &a->sink, a->sink_zero, a->window, &a->drop, e);
+    if (present(&a->start) && (a->before != 0 || a->after != 0))
+        return err_set(e, ST_INVALID, "attention_fwd: start and a block of keys (before, after) exclude each other");
+    return check_common("attention_fwd", &a->q, &a->k, &a->sink, a->sink_zero, a->window, &a->drop, a->before, a->after,
+                        e);
 }
 
 int attention_bwd_check(const struct attention_bwd_args *a, struct err *e)
 {
     TRY(op_check_fields(&attention_bwd_desc, a, e));
-    return check_common("attention_bwd", &a->q, &a->k, &a->sink, a->sink_zero, a->window, &a->drop, e);
+    return check_common("attention_bwd", &a->q, &a->k, &a->sink, a->sink_zero, a->window, &a->drop, a->before, a->after,
+                        e);
 }
 
 int attention_start(const struct attention_fwd_args *a, int64_t *start, struct err *e)
 {
     int64_t n = a->q.dim[1], n_keys = a->k.dim[1];
-    *start = present(&a->start) ? ((const int64_t *)a->start.data)[0] : n_keys - n;
-    if (*start > n_keys - n)
+    *start = present(&a->start) ? ((const int64_t *)a->start.data)[0] : n_keys + a->after - n;
+    if (*start > n_keys + a->after - n)
         return err_set(e, ST_INVALID, "attention_fwd: start %lld + %lld queries is beyond the %lld keys of the cache",
                        (long long)*start, (long long)n, (long long)n_keys);
     *start = max_i64(*start, -n); /* further back no query sees a key either */
@@ -89,7 +100,7 @@ static void same_unless_named(struct op_call *c)
 /* Documents of random length; every token knows where its own began. */
 static void fill_doc_start(const struct op_call *c, struct tensor *t, uint64_t key)
 {
-    int64_t before = dim_of(c, SKV) - dim_of(c, S);
+    int64_t before = (int64_t)op_attr(c, "before") + dim_of(c, SKV) + (int64_t)op_attr(c, "after") - dim_of(c, S);
     for (int64_t b = 0; b < t->dim[0]; b++) {
         int64_t first = 0;
         for (int64_t j = 0; j < before + t->dim[1]; j++) {
@@ -119,12 +130,13 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
 }
 
 /* Pairs of query and key that see each other, without documents. */
-static double visible_pairs(const struct tensor *q, const struct tensor *k, double window)
+static double visible_pairs(const struct tensor *q, const struct tensor *k, int64_t window, int64_t after)
 {
-    double pairs = 0, before = (double)(k->dim[1] - q->dim[1]);
+    double pairs = 0;
+    int64_t start = k->dim[1] + after - q->dim[1];
     for (int64_t i = 0; i < q->dim[1]; i++) {
-        double seen = before + (double)i + 1;
-        pairs += window > 0 && seen > window ? window : seen > 0 ? seen : 0;
+        int64_t first = window > 0 ? max_i64(0, start + i - window + 1) : 0, last = min_i64(start + i, k->dim[1] - 1);
+        pairs += (double)max_i64(0, last - first + 1);
     }
     return pairs * (double)q->dim[0] * (double)q->dim[2];
 }
@@ -133,7 +145,7 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(attention_fwd, a, c);
     double width = (double)(a->q.dim[3] + a->v.dim[3]);
-    double pairs = visible_pairs(&a->q, &a->k, (double)a->window);
+    double pairs = visible_pairs(&a->q, &a->k, a->window, a->after);
     *out = (struct op_cost){.flops = 2 * width * pairs, .bytes = op_bytes(c)};
 }
 
@@ -141,7 +153,7 @@ static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(attention_bwd, a, c);
     double width = (double)(3 * a->q.dim[3] + 2 * a->v.dim[3]);
-    double pairs = visible_pairs(&a->q, &a->k, (double)a->window);
+    double pairs = visible_pairs(&a->q, &a->k, a->window, a->after);
     *out = (struct op_cost){.flops = 2 * width * pairs, .bytes = op_bytes(c)};
 }
 
@@ -188,6 +200,20 @@ static const struct op_sample samples[] = {
     {"b=1 s=129 h=2 g=1 d=192 dv=128 scale=0.07 p=0.3 no_sink=1 no_start=1"},
     {"b=1 s=67 h=2 g=2 d=256 scale=0.0625 p=0.2 no_doc_start=1 no_start=1"},
     {"b=1 s=67 h=2 g=1 d=260 dv=70 scale=0.0625 p=0.2 no_start=1"},
+    /* A block of the keys of a sequence: wholly before the queries, touched by a window or by documents, not reached.
+     * */
+    {"b=2 s=9 h=4 g=2 d=8 before=3 after=9 no_sink=1 no_doc_start=1 no_start=1"},
+    {"b=2 s=9 h=4 g=2 d=8 before=3 after=14 no_start=1"},
+    {"b=1 s=5 h=2 g=1 d=16 before=20 no_start=1"},
+    {"b=1 s=70 h=2 g=1 d=32 before=70 after=70 window=100 no_sink=1 no_doc_start=1 no_start=1"},
+    {"b=1 s=70 skv=33 h=2 g=1 d=32 after=30 window=64 no_start=1 strided=1"},
+    {"b=1 s=64 h=2 g=2 d=24 before=128 after=128 window=65 no_sink=1 no_start=1"},
+    {"b=2 s=130 h=4 g=2 d=64 scale=0.125 before=130 after=130 no_sink=1 no_doc_start=1 no_start=1"},
+    {"b=1 s=200 h=2 g=1 d=128 scale=0.088 before=200 no_sink=1 no_start=1"},
+    {"b=1 s=200 h=2 g=1 d=128 scale=0.088 before=200 after=200 window=333 no_sink=1 no_start=1"},
+    {"b=1 s=129 h=2 g=1 d=192 dv=128 scale=0.07 before=4 after=129 p=0.3 no_sink=1 no_start=1"},
+    {"b=2 s=65 h=2 g=1 d=64 scale=0.125 before=8 after=65 p=0.2 no_sink=1 no_start=1"},
+    {"b=1 s=67 h=2 g=1 d=260 dv=70 scale=0.0625 before=4 after=67 p=0.2 no_start=1"},
 };
 static const struct op_sample bench[] = {
     {"b=16 s=256 h=5 g=5 d=64 scale=0.125 no_sink=1 no_doc_start=1 no_start=1"},
