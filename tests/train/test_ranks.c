@@ -416,21 +416,64 @@ static void zero_levels_give_the_same_bits(void **state)
 }
 
 /* FP8 codes of weights that ranks update in shards, which end anywhere in a block of scales, are those of whole
- * weights, which the update writes itself. */
+ * weights, which the update writes itself: of level 0, which gathers nothing. */
 static void zero_levels_give_the_same_fp8_codes(void **state)
 {
     (void)state;
+#define INSIDE_BLOCKS "model.hidden=48 model.heads=3 model.ffn=144 "
+    static const struct {
+        int model, ranks, levels; /* levels: up to this one */
+        const char *options, *batch;
+    } cases[] = {
+        {0, 3, 3, INSIDE_BLOCKS, "train.global_batch=3"},
+        {0, 3, 3, INSIDE_BLOCKS "gpu.fp8_recipe=tensor plan.recompute=full", "train.global_batch=3"},
+        {0, 3, 3, INSIDE_BLOCKS "gpu.fp8_recipe=mxfp8", "train.global_batch=3"},
+        {0, 3, 3, INSIDE_BLOCKS "run.device=ref gpu.fp8_keep=*linear_qkv*", "train.global_batch=3"},
+        {0, 4, 2, INSIDE_BLOCKS "parallel.pp=2 optim.offload=all", "train.global_batch=2"},
+        {1, 4, 3, "parallel.ep=2 model.hidden=128 model.heads=2 model.expert_ffn=128", "train.global_batch=4"}};
     struct playground pg;
     playground_open(&pg);
-    for (int zero = 0; zero < 4; zero++) {
-        char run[32], options[128];
-        snprintf(run, sizeof run, "fp8 %d", zero);
-        snprintf(options, sizeof options,
-                 "gpu.precision=fp8 model.hidden=48 model.heads=3 model.ffn=144 parallel.zero=%d", zero);
-        struct mesh_case m = {run, 3, options};
-        run_on(&pg, run, models[0].options, &m, NULL, 4, "train.global_batch=3");
-        assert_same_files(&pg, "fp8 0", run);
+    for (int i = 0; i < countof(cases); i++) {
+        struct job first = {0};
+        for (int zero = 0; zero <= cases[i].levels; zero++) {
+            char run[32], none[32], options[240];
+            snprintf(run, sizeof run, "fp8 %d %d", i, zero);
+            snprintf(none, sizeof none, "fp8 %d 0", i);
+            snprintf(options, sizeof options, "gpu.precision=fp8 parallel.zero=%d %s", zero, cases[i].options);
+            struct mesh_case m = {run, cases[i].ranks, options};
+            struct job got = run_on(&pg, run, models[cases[i].model].options, &m, NULL, 3, cases[i].batch);
+            first = zero == 0 ? got : first;
+            assert_same_files(&pg, none, run);
+            assert_memory_equal(first.loss, got.loss, sizeof got.loss);
+            assert_true(first.eval == got.eval);
+        }
     }
+    playground_close(&pg);
+}
+
+/* Codes of what is loaded, on any level, are those that the run would have had. */
+static void a_level_continues_another_in_fp8(void **state)
+{
+    (void)state;
+    static const char *const levels[] = {"3", "1", "0"};
+    struct playground pg;
+    char options[3][160];
+    playground_open(&pg);
+    for (int i = 0; i < countof(levels); i++)
+        snprintf(options[i], sizeof options[i], "gpu.precision=fp8 " INSIDE_BLOCKS "parallel.zero=%s", levels[i]);
+    struct mesh_case m = {"fp8 whole", 3, options[2]};
+    run_on(&pg, "fp8 whole", models[0].options, &m, NULL, 6, "train.global_batch=3");
+    char *from = NULL;
+    for (int i = 0; i < countof(levels); i++) {
+        char run[32];
+        snprintf(run, sizeof run, "fp8 part %d", i);
+        m = (struct mesh_case){run, 3, options[i]};
+        run_on(&pg, run, models[0].options, &m, from, 2, "train.global_batch=3");
+        free(from);
+        from = path_join(pg.dir, run);
+    }
+    free(from);
+    assert_same_files(&pg, "fp8 whole", "fp8 part 2");
     playground_close(&pg);
 }
 
@@ -679,6 +722,7 @@ int main(void)
         cmocka_unit_test(sharding_and_buckets_change_no_bit),
         cmocka_unit_test(zero_levels_give_the_same_bits),
         cmocka_unit_test(zero_levels_give_the_same_fp8_codes),
+        cmocka_unit_test(a_level_continues_another_in_fp8),
         cmocka_unit_test(bf16_reduction_is_the_same_on_every_level),
         cmocka_unit_test(any_checkpoint_loads_on_any_mesh),
         cmocka_unit_test(planning_again_changes_nothing),
