@@ -86,6 +86,7 @@ struct job {
     const char *from; /* run folder or NULL */
     int steps;        /* taken here; -1: trainer_run */
     bool save, replan;
+    bool uneven;     /* weights grow from row to row */
     int poison_rank; /* a parameter of this rank becomes NaN; -1: of none */
     /* what came out */
     double loss[MOST_STEPS], norm[MOST_STEPS], eval, bits;
@@ -100,6 +101,19 @@ static int poison(struct trainer *t, struct err *e)
         return err_set(e, ST_INTERNAL, "no such parameter");
     tensor_set(&p, 5, NAN);
     return ST_OK;
+}
+
+/* So that the largest value of a block of scales is in its last rows, which the last rank has that has a part of it. */
+static int make_uneven(struct trainer *t, struct err *e)
+{
+    for (int k = 0; k < t->model.params.n; k++) {
+        const struct param *p = &t->model.params.list[k].p;
+        struct tensor x = model_param(&t->model, k);
+        int64_t first = model_param_kept(&t->model, k).first;
+        for (int64_t i = 0, n = tensor_elems(&x); p->codes && i < n; i++)
+            tensor_set(&x, i, tensor_get(&x, i) * (1 + (double)((first + i) / p->dim[p->rank - 1] / 16)));
+    }
+    return model_quantise(&t->model, e);
 }
 
 static int take_steps(struct trainer *t, struct job *j, int rank, struct err *e)
@@ -137,6 +151,8 @@ static int one_rank(struct trainer *t, const struct rank_place *place, struct jo
     j->optim_bytes[rank] = t->model.mem.allocated[ARENA_OPTIM];
     if (j->poison_rank == rank)
         TRY(poison(t, e));
+    if (j->uneven)
+        TRY(make_uneven(t, e));
     if (rank == 0)
         j->eval_buffer = buffer_of_eval(t);
     TRY(j->steps < 0 ? trainer_run(t, e) : take_steps(t, j, rank, e));
@@ -205,19 +221,27 @@ static void mesh_config(struct config *c, struct playground *pg, const char *run
 }
 
 /* Steps on a mesh, from a checkpoint or the start, saved; returns what came out. */
-static struct job run_on(struct playground *pg, const char *run, const char *model, const struct mesh_case *m,
-                         const char *from, int steps, const char *more)
+static struct job run_job_on(struct playground *pg, const char *run, const char *model, const struct mesh_case *m,
+                             struct job j, const char *more)
 {
     struct config c;
     struct err e = {0};
     mesh_config(&c, pg, run, model, m, more);
-    struct job j = {.cfg = &c, .from = from, .steps = steps, .save = true, .poison_rank = -1};
+    j.cfg = &c;
+    j.save = true;
+    j.poison_rank = -1;
     if (run_job(&j, m->ranks, &e) != ST_OK) {
         err_print(&e, stderr);
         fail_msg("%s, mesh %s", run, m->name);
     }
     config_release(&c);
     return j;
+}
+
+static struct job run_on(struct playground *pg, const char *run, const char *model, const struct mesh_case *m,
+                         const char *from, int steps, const char *more)
+{
+    return run_job_on(pg, run, model, m, (struct job){.from = from, .steps = steps}, more);
 }
 
 /* ---- comparing checkpoints ------------------------------------------------------------------- */
@@ -441,7 +465,8 @@ static void zero_levels_give_the_same_fp8_codes(void **state)
             snprintf(none, sizeof none, "fp8 %d 0", i);
             snprintf(options, sizeof options, "gpu.precision=fp8 parallel.zero=%d %s", zero, cases[i].options);
             struct mesh_case m = {run, cases[i].ranks, options};
-            struct job got = run_on(&pg, run, models[cases[i].model].options, &m, NULL, 3, cases[i].batch);
+            struct job got = run_job_on(&pg, run, models[cases[i].model].options, &m,
+                                        (struct job){.steps = 3, .uneven = true}, cases[i].batch);
             first = zero == 0 ? got : first;
             assert_same_files(&pg, none, run);
             assert_memory_equal(first.loss, got.loss, sizeof got.loss);
