@@ -19,7 +19,7 @@ static uint32_t largest(const float *restrict x, int64_t n)
     return most;
 }
 
-/* Of own rows [r0, r1), columns [c0, c1). */
+/* The same in a rectangle: own rows [r0, r1), columns [c0, c1). */
 static uint32_t rectangle(const struct tensor *x, int64_t r0, int64_t r1, int64_t c0, int64_t c1)
 {
     uint32_t most = 0;
