@@ -6,15 +6,17 @@
 
 #include <math.h>
 
+enum { MOST_ROWS = 1 << 30 }; /* so that no product of two sizes overflows */
+
 /* Own rows of a matrix; block and first are numbers that make sense. */
 static int check_own(const char *op, const struct tensor *x, int64_t first, int64_t block, struct err *e)
 {
     if (x->data != NULL && x->dtype != DT_F32 && x->dtype != DT_F64)
         return err_set(e, ST_INVALID, "%s: tensor x has type %s, expected F32 or F64", op, dtype_name(x->dtype));
     CHECK_T(op, "x", x, x->dtype, 2, -1, -1);
-    if (first < 0 || block < 0)
-        return err_set(e, ST_INVALID, "%s: first is %lld and block %lld, expected 0 or more", op, (long long)first,
-                       (long long)block);
+    if (first < 0 || block < 0 || first > MOST_ROWS || block > MOST_ROWS)
+        return err_set(e, ST_INVALID, "%s: first is %lld and block %lld, expected 0 to %d", op, (long long)first,
+                       (long long)block, MOST_ROWS);
     return check_dense(op, "x", x, e);
 }
 
@@ -36,7 +38,8 @@ int shard8_codes_check(const struct shard8_codes_args *a, struct err *e)
     TRY(check_own(op, &a->x, a->first, a->block, e));
     int64_t n = a->x.dim[0], cols = a->x.dim[1];
     bool square = a->block > 0;
-    if (a->piece < 1 || a->rows < 0 || n > a->piece || a->first + n > a->rows)
+    if (a->piece < 1 || a->piece > MOST_ROWS || a->rows < 0 || a->rows > MOST_ROWS || n > a->piece ||
+        a->first + n > a->rows)
         return err_set(e, ST_INVALID, "%s: rows %lld to %lld of %lld, in pieces of %lld", op, (long long)a->first,
                        (long long)(a->first + n), (long long)a->rows, (long long)a->piece);
     CHECK_T(op, "most", &a->most, a->x.dtype, 3, -1, shard8_down(a->piece, a->block), shard8_across(cols, a->block));
@@ -95,7 +98,7 @@ static int codes_infer(struct op_call *c, const struct ops *ops, struct err *e)
     int64_t rows = (int64_t)op_attr(c, "rows"), block = (int64_t)op_attr(c, "block");
     enum dtype wide = wide_of(ops->real);
     TRY(own_rank(c, e));
-    if (rows < 0 || block < 0)
+    if (rows < 0 || block < 0 || rows > MOST_ROWS || block > MOST_ROWS)
         return err_set(e, ST_INVALID, "shard8_codes: rows is %lld and block %lld", (long long)rows, (long long)block);
     c->t[op_arg_index(c->desc, "q")] = tensor_2d(NULL, DT_F8_E4M3, x->dim[0], x->dim[1]);
     c->t[op_arg_index(c->desc, "qs")] = f8_scales(wide, rows, x->dim[1], block, block > 0);
