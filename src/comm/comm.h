@@ -243,14 +243,16 @@ int mesh_copies(const struct mesh *m, const struct param *p);
 int mesh_copy_rank(const struct mesh *m, const struct param *p);
 struct comm *mesh_copy_comm(const struct mesh *m, const struct param *p);
 /* Elements of a parameter, as this rank holds it, that this rank owns among those with copies: equal pieces, rounded up
- * so that pieces begin where vectors do, the last ones shorter or empty. */
+ * so that pieces begin where vectors do, the last ones shorter or empty. Whole rows where codes travel
+ * (param.code_shards). */
 struct shard {
     int64_t first, n;
     int64_t piece; /* of the ranks before the last */
 };
 struct shard mesh_shard(const struct mesh *m, const struct param *p);
-/* What a rank keeps of a parameter, and from which parallel.zero on only its shard. */
-enum kept_form { KEPT_WEIGHT, KEPT_GRADIENT, KEPT_MASTER, KEPT_MOMENT };
+/* What a rank keeps of a parameter, and from which parallel.zero on only its shard. Where codes travel, nobody needs
+ * all values: only those that this rank updates are kept, with or without its codes of the others. */
+enum kept_form { KEPT_WEIGHT, KEPT_GRADIENT, KEPT_MASTER, KEPT_MOMENT, KEPT_CODES };
 bool mesh_shards(const struct mesh *m, const struct param *p, enum kept_form form);
 /* The part that is kept: the shard, or all of it. */
 struct shard mesh_kept(const struct mesh *m, const struct param *p, enum kept_form form);

@@ -206,18 +206,29 @@ int mesh_copies(const struct mesh *m, const struct param *p) { return copies_of(
 int mesh_copy_rank(const struct mesh *m, const struct param *p) { return copies_of(m, p).rank; }
 struct comm *mesh_copy_comm(const struct mesh *m, const struct param *p) { return copies_of(m, p).comm; }
 
+/* Pieces are multiples of this; with code_shards of whole rows, too. */
+static int64_t piece_align(const struct param *p)
+{
+    int64_t align = p->code_shards ? p->dim[p->rank - 1] : PIECE_ALIGN;
+    while (align % PIECE_ALIGN != 0)
+        align *= 2;
+    return align;
+}
+
 struct shard mesh_shard(const struct mesh *m, const struct param *p)
 {
     int ranks = mesh_copies(m, p);
-    int64_t elems = param_elems(p), piece = ranks > 1 ? round_up(ceil_div(elems, ranks), PIECE_ALIGN) : elems;
+    int64_t elems = param_elems(p), piece = ranks > 1 ? round_up(ceil_div(elems, ranks), piece_align(p)) : elems;
     int64_t first = min_i64(mesh_copy_rank(m, p) * piece, elems);
     return (struct shard){.first = first, .n = min_i64(piece, elems - first), .piece = piece};
 }
 
 bool mesh_shards(const struct mesh *m, const struct param *p, enum kept_form form)
 {
-    static const int from[] = {[KEPT_WEIGHT] = 3, [KEPT_GRADIENT] = 2, [KEPT_MASTER] = 1, [KEPT_MOMENT] = 1};
-    return param_trained(p) && m->zero >= from[form] && (mesh_copies(m, p) > 1 || m->dp_nodes);
+    static const int from[] = {
+        [KEPT_WEIGHT] = 3, [KEPT_GRADIENT] = 2, [KEPT_MASTER] = 1, [KEPT_MOMENT] = 1, [KEPT_CODES] = 3};
+    int level = form == KEPT_WEIGHT && p->code_shards ? 1 : from[form];
+    return param_trained(p) && m->zero >= level && (mesh_copies(m, p) > 1 || m->dp_nodes);
 }
 
 struct shard mesh_kept(const struct mesh *m, const struct param *p, enum kept_form form)

@@ -153,7 +153,7 @@ const struct flag config_flags[] = {
     SETS("fp8-recipe", "tensorwise", "gpu.fp8_recipe", "tensor"),
     SETS("fp8-recipe", "mxfp8", "gpu.fp8_recipe", "mxfp8"),
     NOT("fp8-recipe", "*", "scales are those of the step itself: blockwise, tensorwise or mxfp8"),
-    NOTED("fp8-param-gather", NULL, "weights are gathered in fp32, and every rank makes the same codes of them"),
+    NOTED("fp8-param-gather", NULL, "weights are gathered as codes, without a word, but with mxfp8 in fp32"),
     NOT("fp8-*", "**", FP8),
     NOT("fp4-*", "**", NO_FP4),
     IS("attention-softmax-in-fp32", NULL, "softmax is computed in fp32"),

@@ -268,6 +268,11 @@ struct code_rule {
     enum dtype grad;
 };
 struct code_rule code_rule(const struct config *cfg);
+/* Where ranks share out a weight that has codes, do these travel, not its values? For scales of squares or of whole
+ * tensors, with which the codes of the transpose are the same codes. */
+bool codes_travel(const struct config *cfg);
+/* Shape of the largest magnitudes that ranks tell each other of such a weight (ops/shard8). */
+struct tensor code_maxima(const struct config *cfg, const struct mesh *m, const struct param *p, enum dtype wide);
 /* The two matrices of experts, which have codes together or not at all: sizes are multiples of 128, and gpu.fp8_keep
  * names neither. The matrices of a parameter lie one below the other in its codes. */
 void build_expert_weights(struct build *b, const struct param *p1, const struct param *p2, struct weight *w1,

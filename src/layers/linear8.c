@@ -11,13 +11,19 @@
  * Under tensor parallelism a weight has codes if what ranks hold of each of its sections is whole scale blocks, and if
  * its output's gradient is not a part of a sum (down projections of latent attention, which all ranks compute). Then
  * the codes of a rank's part, of its input and of its gradient are those of the whole tensors, and all products but the
- * sums over ranks are those of one rank. Where ranks keep shards of weights only (parallel.zero = 3), a unit's weights
- * are gathered, and their codes made of them, for every use. */
+ * sums over ranks are those of one rank.
+ *
+ * Where ranks share weights out (parallel.zero), each makes codes of the rows that it updates, and codes travel
+ * (codes_travel(), model/codes.c): after the update, or where ranks keep shards of weights only (parallel.zero = 3)
+ * with their unit, for every use. Codes of the transpose are made of those that came. By a recipe whose scales are not
+ * those of the transpose, values travel instead, and each rank makes the codes of all. */
 #include "layers/layer.h"
+#include "layers/unit.h"
 #include "ops/gemm8/gemm8.h"
 #include "ops/norm8/norm8.h"
 #include "ops/ops.h"
 #include "ops/quantise/quantise.h"
+#include "ops/shard8/shard8.h"
 
 #include <string.h>
 
@@ -79,10 +85,17 @@ static bool in_codes(const struct build *b, const struct param *p)
            p->dim[p->rank - 1] % least == 0 && whole_blocks(b, p) && !kept(b->cfg->gpu.fp8_keep, key);
 }
 
+bool codes_travel(const struct config *cfg)
+{
+    struct code_rule r = code_rule(cfg);
+    return r.square || r.block == 0;
+}
+
 static struct weight weight_in(struct build *b, const struct param *decl, bool codes)
 {
     struct param p = *decl;
     p.codes = codes;
+    p.code_shards = codes && codes_travel(b->cfg);
     p.wide |= codes;
     return build_weight(b, &p);
 }
@@ -100,6 +113,13 @@ void build_expert_weights(struct build *b, const struct param *p1, const struct 
     *w2 = weight_in(b, p2, codes);
 }
 
+struct tensor code_maxima(const struct config *cfg, const struct mesh *m, const struct param *p, enum dtype wide)
+{
+    struct code_rule r = code_rule(cfg);
+    int64_t cols = p->dim[p->rank - 1], piece = mesh_shard(m, p).piece / cols;
+    return tensor_3d(NULL, wide, mesh_copies(m, p), shard8_down(piece, r.block), shard8_across(cols, r.block));
+}
+
 static slot_id code_slot(struct build *b, struct param_entry *row, int which, const char *what, struct tensor shape)
 {
     char name[224];
@@ -109,64 +129,121 @@ static slot_id code_slot(struct build *b, struct param_entry *row, int which, co
     return graph_persistent(b->g, name, shape, ARENA_CODE, row->code_offset[which]);
 }
 
-/* Codes of a weight that is gathered for every use, made of it each time. */
+/* A weight whose codes exist while its unit is used only: slots for them, in a scope of their own. */
+struct passing {
+    const char *scope;
+    int layer;
+    struct tensor matrix; /* its values, as a matrix */
+};
+static struct passing passing_begin(struct build *b, const struct param_entry *row, slot_id values)
+{
+    struct graph *g = b->g;
+    struct passing p = {.scope = g->scope, .layer = g->layer};
+    struct tensor x = of(g, values);
+    p.matrix = tensor_2d(x.data, x.dtype, param_code_rows(&row->p), row->p.dim[row->p.rank - 1]);
+    graph_scope(g, b->layer, "codes");
+    return p;
+}
+
+static void passing_end(struct build *b, const struct passing *p)
+{
+    b->g->scope = p->scope;
+    b->g->layer = p->layer;
+}
+
+static const char *code_name(const struct param_entry *row, const char *what, char name[224])
+{
+    snprintf(name, 224, "%s.%s", row->p.key, what);
+    return name;
+}
+
+/* Codes of the transpose are made for the backward pass, whatever else is recomputed. */
+static void transpose_later(struct build *b, const struct weight *w, int node, double bytes)
+{
+    struct graph *g = b->g;
+    graph_cost(g, node, PH_REPLAY, 0, bytes);
+    graph_replay(g, w->codes.t, node);
+    if (g->err.code == ST_OK)
+        g->slots[w->codes.t].dropped = g->slots[w->codes.t].weight = true;
+}
+
+/* Codes of a weight whose values are gathered for every use, made of them each time. */
 static void passing_codes(struct build *b, const struct param_entry *row, struct weight *w)
 {
     struct graph *g = b->g;
     struct code_rule r = code_rule(b->cfg);
     int64_t out = param_code_rows(&row->p), in = row->p.dim[row->p.rank - 1];
-    const char *scope = g->scope, *key = row->p.key;
-    int layer = g->layer;
     char name[224];
-    struct tensor x = of(g, w->w);
-    graph_scope(g, b->layer, "codes");
-#define NAMED(text) (snprintf(name, sizeof name, "%s.%s", key, text), name)
-    w->codes.q = graph_slot(g, NAMED("codes"), tensor_2d(NULL, DT_F8_E4M3, out, in));
-    w->codes.qs = graph_slot(g, NAMED("scales"), f8_scales(b->dev->wide, out, in, r.block, r.square));
+    struct passing p = passing_begin(b, row, w->w);
+    w->codes.q = graph_slot(g, code_name(row, "codes", name), tensor_2d(NULL, DT_F8_E4M3, out, in));
+    w->codes.qs = graph_slot(g, code_name(row, "scales", name), f8_scales(b->dev->wide, out, in, r.block, r.square));
     if (training(b)) {
-        w->codes.t = graph_slot(g, NAMED("codes_t"), tensor_2d(NULL, DT_F8_E4M3, in, out));
-        w->codes.ts = graph_slot(g, NAMED("scales_t"), f8_scales(b->dev->wide, in, out, r.block, r.square));
+        w->codes.t = graph_slot(g, code_name(row, "codes_t", name), tensor_2d(NULL, DT_F8_E4M3, in, out));
+        w->codes.ts =
+            graph_slot(g, code_name(row, "scales_t", name), f8_scales(b->dev->wide, in, out, r.block, r.square));
     }
-    int n = graph_node(g, NAMED("quantise"), LANE_COMPUTE, NULL),
-        back = training(b) ? graph_node(g, NAMED("quantise_t"), LANE_COMPUTE, NULL) : -1;
-#undef NAMED
-    g->scope = scope;
-    g->layer = layer;
-    struct tensor matrix = tensor_2d(x.data, x.dtype, out, in);
+    int n = graph_node(g, code_name(row, "quantise", name), LANE_COMPUTE, NULL),
+        back = training(b) ? graph_node(g, code_name(row, "quantise_t", name), LANE_COMPUTE, NULL) : -1;
+    passing_end(b, &p);
     double elems = (double)(out * in), bytes = elems * (double)(dtype_bytes(b->dev->wide) + 1);
-    GRAPH_OP(g, n, PH_FWD, quantise, .x = matrix, .q = of(g, w->codes.q), .qs = of(g, w->codes.qs), .block = r.block,
+    GRAPH_OP(g, n, PH_FWD, quantise, .x = p.matrix, .q = of(g, w->codes.q), .qs = of(g, w->codes.qs), .block = r.block,
              .square = r.square);
     graph_cost(g, n, PH_FWD, 4 * elems, bytes);
     if (!training(b))
         return;
-    GRAPH_OP(g, back, PH_REPLAY, quantise, .x = matrix, .t = of(g, w->codes.t), .ts = of(g, w->codes.ts),
+    GRAPH_OP(g, back, PH_REPLAY, quantise, .x = p.matrix, .t = of(g, w->codes.t), .ts = of(g, w->codes.ts),
              .block = r.block, .square = r.square);
-    graph_cost(g, back, PH_REPLAY, 4 * elems, bytes);
     codes_again(b, n, &(struct code_slots){w->codes.q, w->codes.qs, NO_SLOT, NO_SLOT});
-    graph_replay(g, w->codes.t, back);
+    transpose_later(b, w, back, bytes);
     graph_replay(g, w->codes.ts, back);
-    const slot_id slots[] = {w->codes.q, w->codes.qs, w->codes.t, w->codes.ts};
+    const slot_id slots[] = {w->codes.q, w->codes.qs, w->codes.ts};
     for (int i = 0; g->err.code == ST_OK && i < countof(slots); i++)
         g->slots[slots[i]].dropped = g->slots[slots[i]].weight = true;
+}
+
+/* Codes that are gathered for every use, from what each rank keeps of them: the codes of its rows, and all scales. */
+static void gathered_codes(struct build *b, struct param_entry *row, struct weight *w)
+{
+    struct graph *g = b->g;
+    int64_t out = param_code_rows(&row->p), in = row->p.dim[row->p.rank - 1];
+    char name[224];
+    struct passing p = passing_begin(b, row, w->w);
+    if (row->code_offset[0] < 0)
+        row->code_offset[0] = memory_reserve(b->mem, ARENA_CODE, mesh_kept(b->mesh, &row->p, KEPT_CODES).n);
+    w->codes.q = unit_codes(b, w->param, code_name(row, "codes", name), tensor_2d(NULL, DT_F8_E4M3, out, in));
+    if (training(b)) {
+        w->codes.t = graph_slot(g, code_name(row, "codes_t", name), tensor_2d(NULL, DT_F8_E4M3, in, out));
+        int back = graph_node(g, code_name(row, "turn", name), LANE_COMPUTE, NULL);
+        GRAPH_OP(g, back, PH_REPLAY, shard8_turn, .q = of(g, w->codes.q), .t = of(g, w->codes.t));
+        transpose_later(b, w, back, 2 * (double)(out * in));
+    }
+    passing_end(b, &p);
 }
 
 void weight_codes(struct build *b, struct param_entry *row, struct weight *w)
 {
     struct code_rule r = code_rule(b->cfg);
     int64_t out = param_code_rows(&row->p), in = row->p.dim[row->p.rank - 1];
-    if (b->units != NULL && mesh_shards(b->mesh, &row->p, KEPT_WEIGHT)) {
+    bool shares = row->p.code_shards && mesh_shards(b->mesh, &row->p, KEPT_WEIGHT);
+    if (!shares && mesh_shards(b->mesh, &row->p, KEPT_WEIGHT)) {
         passing_codes(b, row, w);
         return;
     }
     struct quantise_args a = {.x = {.dtype = b->dev->wide}, .block = r.block, .square = r.square};
+    struct tensor maxima = code_maxima(b->cfg, b->mesh, &row->p, b->dev->wide);
+    int64_t work = shares ? tensor_bytes(&maxima) : b->ops->quantise_work != NULL ? b->ops->quantise_work(&a) : 0;
     if (row->code_work < 0)
-        row->code_work =
-            memory_reserve(b->mem, ARENA_CODE, b->ops->quantise_work != NULL ? b->ops->quantise_work(&a) : 0);
-    w->codes.q = code_slot(b, row, 0, "codes", tensor_2d(NULL, DT_F8_E4M3, out, in));
+        row->code_work = memory_reserve(b->mem, ARENA_CODE, work);
+    bool gathered = shares && mesh_shards(b->mesh, &row->p, KEPT_CODES);
+    if (gathered)
+        gathered_codes(b, row, w);
+    else
+        w->codes.q = code_slot(b, row, 0, "codes", tensor_2d(NULL, DT_F8_E4M3, out, in));
     w->codes.qs = code_slot(b, row, 1, "scales", f8_scales(b->dev->wide, out, in, r.block, r.square));
     if (!training(b))
         return;
-    w->codes.t = code_slot(b, row, 2, "codes_t", tensor_2d(NULL, DT_F8_E4M3, in, out));
+    if (!gathered)
+        w->codes.t = code_slot(b, row, 2, "codes_t", tensor_2d(NULL, DT_F8_E4M3, in, out));
     w->codes.ts = code_slot(b, row, 3, "scales_t", f8_scales(b->dev->wide, in, out, r.block, r.square));
 }
 

@@ -7,6 +7,7 @@
 struct member {
     int index; /* into the parameter table */
     slot_id whole;
+    bool codes; /* whole is its FP8 codes */
 };
 struct members {
     struct member *list;
@@ -167,12 +168,12 @@ static int add_node(struct build *b, const char *name, enum node_role role)
     return node;
 }
 
-static int add_member(struct build *b, struct members *m, int index, slot_id whole)
+static int add_member(struct build *b, struct members *m, int index, slot_id whole, bool codes)
 {
     if (b->g->err.code != ST_OK ||
         mem_grow((void **)&m->list, &m->cap, (size_t)m->n + 1, sizeof *m->list, &b->g->err) != ST_OK)
         return b->g->err.code;
-    m->list[m->n++] = (struct member){.index = index, .whole = whole};
+    m->list[m->n++] = (struct member){.index = index, .whole = whole, .codes = codes};
     return ST_OK;
 }
 
@@ -184,6 +185,8 @@ static slot_id shard_slot(struct build *b, int index, enum kept_form form)
     struct shard s = mesh_shard(b->mesh, &row->p);
     if (s.n == 0 || !mesh_shards(b->mesh, &row->p, form))
         return NO_SLOT;
+    if (form == KEPT_CODES)
+        return graph_persistent(b->g, "codes_shard", tensor_1d(NULL, DT_F8_E4M3, s.n), ARENA_CODE, row->code_offset[0]);
     bool grad = form == KEPT_GRADIENT;
     struct tensor shape = tensor_1d(NULL, grad ? b->dev->wide : param_dtype(&row->p, b->dev->real), s.n);
     return graph_persistent(b->g, grad ? "grad_shard" : "shard", shape, grad ? ARENA_GRAD : ARENA_PARAM,
@@ -199,7 +202,7 @@ static double fill_exchange(struct build *b, const struct members *m, struct uni
         const struct param *p = &b->params->list[m->list[k].index].p;
         struct shard s = mesh_shard(b->mesh, p);
         x->part[k] = (struct unit_part){.elems = param_elems(p), .piece = s.piece, .own = s.n};
-        x->part[k].type = grads ? b->dev->wide : param_dtype(p, b->dev->real);
+        x->part[k].type = grads ? b->dev->wide : m->list[k].codes ? DT_F8_E4M3 : param_dtype(p, b->dev->real);
         x->part[k].bf16 = grads && b->cfg->parallel.reduce == CFG_REDUCE_BF16 && param_dtype(p, DT_BF16) == DT_BF16;
         bytes += (double)(x->part[k].elems * (int64_t)dtype_bytes(x->part[k].type));
         x->group = mesh_copy_group(b->mesh, p);
@@ -225,7 +228,8 @@ static void declare_gather(struct build *b, const struct members *m)
         return;
     x->once = g->nodes[m->node].per_step = b->mesh->zero < 3;
     for (int k = 0; k < m->n; k++) {
-        use[own_use(k)] = (struct use)READS(shard_slot(b, m->list[k].index, KEPT_WEIGHT));
+        enum kept_form form = m->list[k].codes ? KEPT_CODES : KEPT_WEIGHT;
+        use[own_use(k)] = (struct use)READS(shard_slot(b, m->list[k].index, form));
         use[whole_use(k)] = (struct use){.slot = m->list[k].whole, .mode = x->once ? USE_ADD : USE_WRITE};
     }
     graph_phase(g, m->node, PH_FWD, gather_step, use, PER_PARAM * m->n);
@@ -371,6 +375,8 @@ slot_id unit_weight(struct build *b, int index, const char *name)
     bool gathered = u != NULL && mesh_shards(b->mesh, &row->p, KEPT_WEIGHT);
     bool refreshed =
         u != NULL && !gathered && training(b) && !row->p.codes && mesh_shards(b->mesh, &row->p, KEPT_MOMENT);
+    if (gathered && row->p.code_shards)
+        return graph_slot(b->g, name, shape); /* which nothing reads: its codes are gathered */
     struct bound *at = gathered || refreshed ? bound_of(b, index) : NULL;
     if (!gathered && !refreshed)
         return graph_persistent(b->g, name, shape, ARENA_PARAM, row->offset);
@@ -379,11 +385,25 @@ slot_id unit_weight(struct build *b, int index, const char *name)
     struct members *m = &u->gather[mesh_copy_group(b->mesh, &row->p)];
     slot_id w =
         gathered ? graph_slot(b->g, name, shape) : graph_persistent(b->g, name, shape, ARENA_PARAM, row->offset);
-    if (w == NO_SLOT || add_member(b, m, index, w) != ST_OK)
+    if (w == NO_SLOT || add_member(b, m, index, w, false) != ST_OK)
         return NO_SLOT;
     b->g->slots[w].weight = gathered;
     *at = (struct bound){.w = w, .dw = at->dw, .unit = u->number};
     return w;
+}
+
+slot_id unit_codes(struct build *b, int index, const char *name, struct tensor shape)
+{
+    const struct param_entry *row = &b->params->list[index];
+    struct bound *at = bound_of(b, index);
+    if (at == NULL || (at->w != NO_SLOT && at->unit == b->units->number))
+        return at != NULL ? at->w : NO_SLOT;
+    slot_id q = graph_slot(b->g, name, shape);
+    if (q == NO_SLOT || add_member(b, &b->units->gather[mesh_copy_group(b->mesh, &row->p)], index, q, true) != ST_OK)
+        return NO_SLOT;
+    b->g->slots[q].weight = true;
+    *at = (struct bound){.w = q, .dw = at->dw, .unit = b->units->number};
+    return q;
 }
 
 slot_id unit_gradient(struct build *b, int index, const char *name)
@@ -402,7 +422,7 @@ slot_id unit_gradient(struct build *b, int index, const char *name)
     slot_id dw =
         transient ? graph_slot(b->g, name, shape) : graph_persistent(b->g, name, shape, ARENA_GRAD, row->grad_offset);
     graph_sum(b->g, dw);
-    if (dw == NO_SLOT || add_member(b, m, index, dw) != ST_OK)
+    if (dw == NO_SLOT || add_member(b, m, index, dw, false) != ST_OK)
         return NO_SLOT;
     return at->dw = dw;
 }

@@ -10,6 +10,9 @@
  *   2      as 1                                 transient; summed into the kept shard after every microbatch
  *   3      transient; gathered before use       as 2
  *
+ * Of weights whose FP8 codes travel (param.code_shards) each rank keeps the shard of values from level 1 on, and what
+ * is gathered before use on level 3 is codes. On levels 1 and 2 they are gathered in the update (optim/shard.c).
+ *
  * A unit is a bracket group or a layer of the pattern, the embedding, the head; the experts of a unit, and under tensor
  * parallelism what it does not divide, are exchanged by nodes of their own, since other ranks hold copies of them. A
  * parameter's gradient belongs to the unit that declares it first, and that unit's nodes come before all others that
@@ -30,6 +33,8 @@ void units_finish(struct build *b);
 
 /* build_weight()'s two halves: the slots that layers are bound to. */
 slot_id unit_weight(struct build *b, int index, const char *name);
+/* The codes of a weight in place of its values, where ranks keep shards of them. */
+slot_id unit_codes(struct build *b, int index, const char *name, struct tensor shape);
 slot_id unit_gradient(struct build *b, int index, const char *name);
 
 /* What a node with ROLE_GATHER or ROLE_REDUCE has as its own: for predictions of its time. */

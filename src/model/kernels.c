@@ -24,6 +24,9 @@ static void print_codes(const struct kernel_report *r)
                 fast                       ? NULL
                 : r->dev->kind == DEV_CUDA ? "products by a plain kernel, for comparisons: slow"
                                            : "emulated: codes and scales as on a GPU, sums in this device's type");
+    if (cfg->parallel.zero > 0 && cfg->parallel.ranks > 1)
+        kernel_line(r, "their weights", codes_travel(cfg) ? "gathered as codes, 1 byte a value" : "gathered in fp32",
+                    codes_travel(cfg) ? NULL : "scales of 32 numbers are others for the transpose");
 }
 
 static void print_products(const struct kernel_report *r)

@@ -2,7 +2,6 @@
 #include "model/model.h"
 #include "ops/init/init.h"
 #include "ops/ops.h"
-#include "ops/quantise/quantise.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -145,46 +144,6 @@ int model_init_params(struct model *m, struct err *e)
         TRY(st);
     }
     return model_quantise(m, e);
-}
-
-static struct tensor codes_at(const struct model *m, int64_t offset, struct tensor shape)
-{
-    shape.data = offset < 0 ? NULL : m->mem.base[ARENA_CODE] + offset;
-    return shape;
-}
-
-struct quantise_args model_param_codes(const struct model *m, int index)
-{
-    const struct param_entry *row = &m->params.list[index];
-    struct code_rule r = code_rule(m->cfg);
-    int64_t out = param_code_rows(&row->p), in = row->p.dim[row->p.rank - 1];
-    enum dtype wide = m->dev->wide;
-    struct tensor all = model_param(m, index);
-    return (struct quantise_args){.x = tensor_2d(all.data, all.dtype, out, in),
-                                  .q = codes_at(m, row->code_offset[0], tensor_2d(NULL, DT_F8_E4M3, out, in)),
-                                  .qs = codes_at(m, row->code_offset[1], f8_scales(wide, out, in, r.block, r.square)),
-                                  .t = codes_at(m, row->code_offset[2], tensor_2d(NULL, DT_F8_E4M3, in, out)),
-                                  .ts = codes_at(m, row->code_offset[3], f8_scales(wide, in, out, r.block, r.square)),
-                                  .block = r.block,
-                                  .square = r.square};
-}
-
-int model_quantise_param(const struct model *m, int index, struct lane *lane)
-{
-    const struct param_entry *row = &m->params.list[index];
-    struct quantise_args a = model_param_codes(m, index);
-    int64_t work = m->ops->quantise_work != NULL ? m->ops->quantise_work(&a) : 0;
-    a.work = codes_at(m, work > 0 ? row->code_work : -1, tensor_1d(NULL, DT_U8, work));
-    return m->ops->quantise(lane, &a);
-}
-
-int model_quantise(const struct model *m, struct err *e)
-{
-    struct lane lane = {.dev = m->dev, .err = e};
-    for (int k = 0; k < m->params.n; k++)
-        if (m->params.list[k].code_offset[0] >= 0 && model_quantise_param(m, k, &lane) != ST_OK)
-            return err_in(e, "FP8 codes of %s", m->params.list[k].p.key);
-    return ST_OK;
 }
 
 struct tensor model_param(const struct model *m, int index)

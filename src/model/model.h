@@ -34,6 +34,7 @@ struct model {
     struct route_list routes; /* of the training plan */
     struct update_list updates;
     struct memory mem;
+    bool codes_stale; /* values were changed whose FP8 codes ranks make together */
 };
 int model_init(struct model *m, const struct config *cfg, struct dev *dev, struct err *e);
 void model_release(struct model *m);
@@ -81,9 +82,16 @@ struct tensor model_grad(const struct model *m, int index);
 /* A parameter that has FP8 codes as a matrix, and where its codes and scales are. */
 struct quantise_args model_param_codes(const struct model *m, int index);
 /* FP8 codes of a parameter from its value; of all that have codes. After every change of values that is not the update
- * plan's. */
+ * plan's. Codes that ranks make together (codes.c) are stale then, until all ranks call model_share_codes. */
 int model_quantise_param(const struct model *m, int index, struct lane *lane);
-int model_quantise(const struct model *m, struct err *e);
+int model_quantise(struct model *m, struct err *e);
+int model_share_codes(struct model *m, struct err *e);
+/* Do ranks make the codes of this parameter together? */
+bool model_shares_codes(const struct model *m, int index);
+/* The stages of that, for all such parameters; what: a name for messages. Bytes that a stage moves. */
+enum code_stage { CODES_MOST, CODES_SHARE, CODES_ENCODE, CODES_GATHER, CODES_TURN, CODE_STAGES };
+int model_code_stage(const struct model *m, enum code_stage stage, const char *what, struct lane *lane);
+double model_code_stage_bytes(const struct model *m, enum code_stage stage);
 /* Persistent memory that layers share by offset (metrics, tables, routes), from and to the host. */
 int model_read_state(const struct model *m, int64_t offset, void *out, int64_t bytes, struct err *e);
 int model_write_state(const struct model *m, int64_t offset, const void *in, int64_t bytes, struct err *e);

@@ -257,12 +257,12 @@ static void declare_norm(struct optim *o, const struct model *m, const struct up
     graph_cost(g, node, PH_FWD, 2 * trained_elems(n), trained_elems(n) * (double)dtype_bytes(n->wide));
 }
 
-/* Elements whose codes the update makes, or a node of its own does. */
-static double coded_elems(const struct model *m, bool by_update)
+/* Elements of the parameters whose codes are made in one of the ways. */
+static double coded_elems(const struct model *m, bool (*made)(const struct model *m, int k))
 {
     double elems = 0;
     for (int k = 0; k < m->params.n; k++)
-        if (has_codes(m, k) && updates_codes(m, k) == by_update)
+        if (made(m, k))
             elems += (double)param_elems(&m->params.list[k].p);
     return elems;
 }
@@ -294,7 +294,7 @@ static int declare_update(struct optim *o, const struct update_node *n, slot_id 
     }
     slot_id master = stretch_slot(g, n, FORM_MASTER), moments = stretch_slot(g, n, FORM_OPTIM);
     double elems = trained_elems(n), copy = master != NO_SLOT ? (double)dtype_bytes(n->real) : 0;
-    double coded = coded_elems(n->m, true);
+    double coded = coded_elems(n->m, updates_codes);
     int node = graph_node(g, "adamw", LANE_COMPUTE, n);
     GRAPH_PHASE(g, node, PH_FWD, update_step, READS(grads), READS(hyper), READS(o->clip), ADDS(master), ADDS(param),
                 ADDS(moments), ADDS(coded > 0 ? codes : NO_SLOT));
@@ -303,13 +303,16 @@ static int declare_update(struct optim *o, const struct update_node *n, slot_id 
     return g->err.code;
 }
 
-/* Codes of new values that the update does not make itself: from all of each parameter, whoever updated it, so that
- * every rank has the same. */
+/* Codes of new values that the update does not make itself, from all of each parameter, whoever updated it. */
+static bool quantised_whole(const struct model *m, int k)
+{
+    return has_codes(m, k) && !updates_codes(m, k) && !model_shares_codes(m, k);
+}
 static int quantise_step(const struct step_ctx *c)
 {
     const struct model *m = c->self;
     for (int k = 0; k < m->params.n; k++)
-        if (has_codes(m, k) && !updates_codes(m, k))
+        if (quantised_whole(m, k))
             TRY(model_quantise_param(m, k, c->lane));
     return ST_OK;
 }
@@ -318,9 +321,10 @@ static int declare_quantise(struct optim *o, const struct model *m, slot_id para
                             slot_id codes)
 {
     struct graph *g = &o->g;
-    double elems = coded_elems(m, false);
+    double elems = coded_elems(m, quantised_whole);
+    declare_shared_codes(o, m, params, codes);
     if (elems == 0)
-        return ST_OK;
+        return g->err.code;
     declare_coded_gather(o, m, params, s);
     int node = graph_node(g, "quantise", LANE_COMPUTE, m);
     GRAPH_PHASE(g, node, PH_FWD, quantise_step, READS(params), ADDS(codes));

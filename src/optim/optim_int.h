@@ -59,7 +59,10 @@ int build_beside(struct optim *o, struct model *m, struct model_plan *train, str
 /* Gradients of weights that first and last pipeline stage both hold become the sums of both; nothing where there are
  * none. */
 void declare_ends(struct optim *o, const struct model *m, slot_id grads, const struct stretch *s);
-/* Weights that have FP8 codes become those of the ranks that updated them; nothing where no other rank does. */
+/* Codes that ranks make together, of new values; nothing where there are none. */
+void declare_shared_codes(struct optim *o, const struct model *m, slot_id params, slot_id codes);
+/* Weights whose codes each rank makes of all values become those of the ranks that updated them; nothing where no other
+ * rank does. */
 void declare_coded_gather(struct optim *o, const struct model *m, slot_id params, const struct stretch *s);
 /* t [ranks, n]: every rank's own row goes to all. */
 void declare_share(struct optim *o, const struct model *m, const char *name, slot_id t);

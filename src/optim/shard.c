@@ -75,7 +75,14 @@ void declare_ends(struct optim *o, const struct model *m, slot_id grads, const s
 
 /* ---- weights with codes ---------------------------------------------------------------------- */
 
-/* Codes are made from whole weights right after the update, so these do not wait for the next step to be gathered. */
+/* Values whose codes every rank makes of all of them, right after the update: these do not wait for the next step to be
+ * gathered. */
+static bool gathers_values(const struct model *m, int k)
+{
+    const struct param_entry *row = &m->params.list[k];
+    return row->code_offset[0] >= 0 && !model_shares_codes(m, k) && mesh_shards(&m->mesh, &row->p, KEPT_MOMENT);
+}
+
 struct coded_node {
     const char *what;
     const struct model *m;
@@ -88,7 +95,7 @@ static int coded_gather_step(const struct step_ctx *c)
     const struct mesh *mesh = &x->m->mesh;
     for (int k = 0; k < x->m->params.n; k++) {
         const struct param_entry *row = &x->m->params.list[k];
-        if (row->code_offset[0] < 0 || !mesh_shards(mesh, &row->p, KEPT_MOMENT))
+        if (!gathers_values(x->m, k))
             continue;
         struct tensor w =
             tensor_1d((char *)c->t[0].data + (row->offset - x->begin), x->m->dev->wide, param_elems(&row->p));
@@ -103,7 +110,7 @@ void declare_coded_gather(struct optim *o, const struct model *m, slot_id params
     double bytes = 0;
     for (int k = 0; k < m->params.n; k++) {
         const struct param *p = &m->params.list[k].p;
-        if (m->params.list[k].code_offset[0] >= 0 && mesh_shards(&m->mesh, p, KEPT_MOMENT))
+        if (gathers_values(m, k))
             bytes += (double)(param_elems(p) * (int64_t)dtype_bytes(m->dev->wide));
     }
     struct coded_node *x = graph_own(g, sizeof *x);
@@ -113,6 +120,40 @@ void declare_coded_gather(struct optim *o, const struct model *m, slot_id params
     int node = graph_node(g, "gather", LANE_COMM, x);
     GRAPH_PHASE(g, node, PH_FWD, coded_gather_step, ADDS(params));
     graph_cost(g, node, PH_FWD, 0, bytes);
+}
+
+/* Codes that ranks make together: the stages of model/codes.c, one node each. */
+struct stage_node {
+    const char *what;
+    const struct model *m;
+    enum code_stage stage;
+};
+
+static int stage_step(const struct step_ctx *c)
+{
+    const struct stage_node *x = c->self;
+    return model_code_stage(x->m, x->stage, x->what, c->lane);
+}
+
+void declare_shared_codes(struct optim *o, const struct model *m, slot_id params, slot_id codes)
+{
+    static const char *const name[] = {[CODES_MOST] = "codes_most",
+                                       [CODES_SHARE] = "codes_share",
+                                       [CODES_ENCODE] = "codes",
+                                       [CODES_GATHER] = "gather",
+                                       [CODES_TURN] = "codes_turn"};
+    struct graph *g = &o->g;
+    for (int stage = 0; stage < CODE_STAGES; stage++) {
+        double bytes = model_code_stage_bytes(m, (enum code_stage)stage);
+        struct stage_node *x = bytes > 0 ? graph_own(g, sizeof *x) : NULL;
+        if (x == NULL)
+            continue;
+        *x = (struct stage_node){.what = graph_name(g, name[stage]), .m = m, .stage = (enum code_stage)stage};
+        bool exchange = stage == CODES_SHARE || stage == CODES_GATHER;
+        int node = graph_node(g, name[stage], exchange ? LANE_COMM : LANE_COMPUTE, x);
+        GRAPH_PHASE(g, node, PH_FWD, stage_step, READS(params), ADDS(codes));
+        graph_cost(g, node, PH_FWD, 0, bytes);
+    }
 }
 
 /* ---- a number of each rank ------------------------------------------------------------------- */

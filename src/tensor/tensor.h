@@ -150,6 +150,7 @@ struct param {
     bool expert;      /* belongs to one expert of a mixture (its own data-parallel group) */
     bool wide;        /* kept in the wide type even where activations are narrower */
     bool codes;       /* products take FP8 codes of it, made after every change; it is wide then */
+    bool code_shards; /* ranks that share it out have whole rows of it, and exchange codes instead of values */
     bool shared_ends; /* first and last pipeline stage hold a copy each, and their gradients are summed */
     /* LoRA: the adapter of rows [first, first + rows) of parameter of - 1, as they lie in memory. Its two matrices
      * follow each other in the table: down [rank, in], then up [rows, rank]. of 0: no adapter. */

@@ -227,6 +227,7 @@ int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
     if (t->world != NULL)
         world_at_step(t->world, t->step + 1);
     TRY(take_batches(t, e));
+    TRY(model_share_codes(&t->model, e));
     TRY(run_until_it_fits(t, e));
     optim_hyper(&t->optim, t->step, hyper);
     struct run_info run = {.step = t->step, .first_mb = true, .hyper = hyper};
@@ -265,6 +266,7 @@ int trainer_refresh(struct trainer *t, struct err *e)
     const struct mesh *mesh = &t->model.mesh;
     struct lane lane = {.dev = &t->dev, .index = LANE_COMM, .err = e};
     TRY(trainer_settle(t, e));
+    TRY(model_share_codes(&t->model, e));
     if (!t->stale || mesh->world == 1)
         return ST_OK;
     t->stale = false;

@@ -222,6 +222,61 @@ static void saved_inputs_are_codes(void **state)
     assert_true(with <= without);
 }
 
+/* Bytes that the nodes of one name exchange in the forward phases of a graph. */
+static double exchanged(const struct graph *g, const char *end)
+{
+    double bytes = 0;
+    for (int i = 0; i < g->n_nodes; i++) {
+        size_t a = strlen(g->nodes[i].name), b = strlen(end);
+        if (a >= b && strcmp(g->nodes[i].name + a - b, end) == 0)
+            bytes += g->nodes[i].phase[PH_FWD].bytes;
+    }
+    return bytes;
+}
+
+struct gathers {
+    double units, update;     /* bytes that travel in the training plan and in the update */
+    int64_t params, quantise; /* bytes of kept values; nodes that make codes of them */
+};
+static struct gathers gathers_of(const char *options)
+{
+    struct playground pg;
+    struct config c;
+    struct err e = {0};
+    struct trainer t;
+    struct rank_place place;
+    playground_open(&pg);
+    run_config(&c, &pg, options);
+    assert_ok(place_on_paper(&place, &c, 0, &e), &e);
+    assert_ok(trainer_plan_on(&t, &c, &place, true, &e), &e);
+    struct gathers g = {.units = exchanged(&t.train.g, ".gather"),
+                        .update = exchanged(&t.optim.g, "update.gather"),
+                        .params = t.model.mem.planned[ARENA_PARAM],
+                        .quantise = nodes_named(&t.train.g, "weight.quantise") + nodes_named(&t.optim.g, "quantise")};
+    trainer_close(&t);
+    place_close(&place);
+    config_release(&c);
+    playground_close(&pg);
+    return g;
+}
+
+/* A byte a value instead of four, of every weight that has codes; and these keep the values of their own rows only. */
+static void weights_are_gathered_as_codes(void **state)
+{
+    (void)state;
+#define RANKS WIDE FP8 "model.pattern=*- train.global_batch=6 parallel.ranks=3 "
+    const double coded = 144 * 3 * 144 + 144 * 144 + 3 * 144 * 272;
+    struct gathers none = gathers_of(RANKS "parallel.zero=0"), one = gathers_of(RANKS "parallel.zero=1"),
+                   three = gathers_of(RANKS "parallel.zero=3"),
+                   values = gathers_of(RANKS "parallel.zero=3 gpu.fp8_recipe=mxfp8"),
+                   late = gathers_of(RANKS "parallel.zero=1 gpu.fp8_recipe=mxfp8");
+    assert_true(none.update == 0 && none.units == 0);
+    assert_true(one.update == coded && late.update == 4 * coded);
+    assert_true(three.update == 0 && values.units - three.units == 3 * coded);
+    assert_true(one.quantise == 0 && three.quantise == 0 && late.quantise == 1 && values.quantise > 0);
+    assert_true((double)(late.params - one.params) > 4 * coded * 2 / 3 - 8192);
+}
+
 static void expect_refused(const char *options, const char *text)
 {
     struct playground pg;
@@ -282,6 +337,7 @@ int main(void)
         cmocka_unit_test(codes_follow_the_weights),
         cmocka_unit_test(the_update_makes_codes_where_it_can),
         cmocka_unit_test(saved_inputs_are_codes),
+        cmocka_unit_test(weights_are_gathered_as_codes),
         cmocka_unit_test(what_reaches_no_layer_is_refused),
         cmocka_unit_test(a_bad_value_is_named),
     };

@@ -86,6 +86,7 @@ struct job {
     const char *from; /* run folder or NULL */
     int steps;        /* taken here; -1: trainer_run */
     bool save, replan;
+    bool uneven;     /* weights grow from row to row */
     int poison_rank; /* a parameter of this rank becomes NaN; -1: of none */
     /* what came out */
     double loss[MOST_STEPS], norm[MOST_STEPS], eval, bits;
@@ -100,6 +101,19 @@ static int poison(struct trainer *t, struct err *e)
         return err_set(e, ST_INTERNAL, "no such parameter");
     tensor_set(&p, 5, NAN);
     return ST_OK;
+}
+
+/* So that the largest value of a block of scales is in its last rows, which the last rank has that has a part of it. */
+static int make_uneven(struct trainer *t, struct err *e)
+{
+    for (int k = 0; k < t->model.params.n; k++) {
+        const struct param *p = &t->model.params.list[k].p;
+        struct tensor x = model_param(&t->model, k);
+        int64_t first = model_param_kept(&t->model, k).first;
+        for (int64_t i = 0, n = tensor_elems(&x); p->codes && i < n; i++)
+            tensor_set(&x, i, tensor_get(&x, i) * (1 + (double)((first + i) / p->dim[p->rank - 1] / 16)));
+    }
+    return model_quantise(&t->model, e);
 }
 
 static int take_steps(struct trainer *t, struct job *j, int rank, struct err *e)
@@ -137,6 +151,8 @@ static int one_rank(struct trainer *t, const struct rank_place *place, struct jo
     j->optim_bytes[rank] = t->model.mem.allocated[ARENA_OPTIM];
     if (j->poison_rank == rank)
         TRY(poison(t, e));
+    if (j->uneven)
+        TRY(make_uneven(t, e));
     if (rank == 0)
         j->eval_buffer = buffer_of_eval(t);
     TRY(j->steps < 0 ? trainer_run(t, e) : take_steps(t, j, rank, e));
@@ -205,19 +221,27 @@ static void mesh_config(struct config *c, struct playground *pg, const char *run
 }
 
 /* Steps on a mesh, from a checkpoint or the start, saved; returns what came out. */
-static struct job run_on(struct playground *pg, const char *run, const char *model, const struct mesh_case *m,
-                         const char *from, int steps, const char *more)
+static struct job run_job_on(struct playground *pg, const char *run, const char *model, const struct mesh_case *m,
+                             struct job j, const char *more)
 {
     struct config c;
     struct err e = {0};
     mesh_config(&c, pg, run, model, m, more);
-    struct job j = {.cfg = &c, .from = from, .steps = steps, .save = true, .poison_rank = -1};
+    j.cfg = &c;
+    j.save = true;
+    j.poison_rank = -1;
     if (run_job(&j, m->ranks, &e) != ST_OK) {
         err_print(&e, stderr);
         fail_msg("%s, mesh %s", run, m->name);
     }
     config_release(&c);
     return j;
+}
+
+static struct job run_on(struct playground *pg, const char *run, const char *model, const struct mesh_case *m,
+                         const char *from, int steps, const char *more)
+{
+    return run_job_on(pg, run, model, m, (struct job){.from = from, .steps = steps}, more);
 }
 
 /* ---- comparing checkpoints ------------------------------------------------------------------- */
@@ -416,21 +440,65 @@ static void zero_levels_give_the_same_bits(void **state)
 }
 
 /* FP8 codes of weights that ranks update in shards, which end anywhere in a block of scales, are those of whole
- * weights, which the update writes itself. */
+ * weights, which the update writes itself: of level 0, which gathers nothing. */
 static void zero_levels_give_the_same_fp8_codes(void **state)
 {
     (void)state;
+#define INSIDE_BLOCKS "model.hidden=48 model.heads=3 model.ffn=144 "
+    static const struct {
+        int model, ranks, levels; /* levels: up to this one */
+        const char *options, *batch;
+    } cases[] = {
+        {0, 3, 3, INSIDE_BLOCKS, "train.global_batch=3"},
+        {0, 3, 3, INSIDE_BLOCKS "gpu.fp8_recipe=tensor plan.recompute=full", "train.global_batch=3"},
+        {0, 3, 3, INSIDE_BLOCKS "gpu.fp8_recipe=mxfp8", "train.global_batch=3"},
+        {0, 3, 3, INSIDE_BLOCKS "run.device=ref gpu.fp8_keep=*linear_qkv*", "train.global_batch=3"},
+        {0, 4, 2, INSIDE_BLOCKS "parallel.pp=2 optim.offload=all", "train.global_batch=2"},
+        {1, 4, 3, "parallel.ep=2 model.hidden=128 model.heads=2 model.expert_ffn=128", "train.global_batch=4"}};
     struct playground pg;
     playground_open(&pg);
-    for (int zero = 0; zero < 4; zero++) {
-        char run[32], options[128];
-        snprintf(run, sizeof run, "fp8 %d", zero);
-        snprintf(options, sizeof options,
-                 "gpu.precision=fp8 model.hidden=48 model.heads=3 model.ffn=144 parallel.zero=%d", zero);
-        struct mesh_case m = {run, 3, options};
-        run_on(&pg, run, models[0].options, &m, NULL, 4, "train.global_batch=3");
-        assert_same_files(&pg, "fp8 0", run);
+    for (int i = 0; i < countof(cases); i++) {
+        struct job first = {0};
+        for (int zero = 0; zero <= cases[i].levels; zero++) {
+            char run[32], none[32], options[240];
+            snprintf(run, sizeof run, "fp8 %d %d", i, zero);
+            snprintf(none, sizeof none, "fp8 %d 0", i);
+            snprintf(options, sizeof options, "gpu.precision=fp8 parallel.zero=%d %s", zero, cases[i].options);
+            struct mesh_case m = {run, cases[i].ranks, options};
+            struct job got = run_job_on(&pg, run, models[cases[i].model].options, &m,
+                                        (struct job){.steps = 3, .uneven = true}, cases[i].batch);
+            first = zero == 0 ? got : first;
+            assert_same_files(&pg, none, run);
+            assert_memory_equal(first.loss, got.loss, sizeof got.loss);
+            assert_true(first.eval == got.eval);
+        }
     }
+    playground_close(&pg);
+}
+
+/* Codes of what is loaded, on any level, are those that the run would have had. */
+static void a_level_continues_another_in_fp8(void **state)
+{
+    (void)state;
+    static const char *const levels[] = {"3", "1", "0"};
+    struct playground pg;
+    char options[3][160];
+    playground_open(&pg);
+    for (int i = 0; i < countof(levels); i++)
+        snprintf(options[i], sizeof options[i], "gpu.precision=fp8 " INSIDE_BLOCKS "parallel.zero=%s", levels[i]);
+    struct mesh_case m = {"fp8 whole", 3, options[2]};
+    run_on(&pg, "fp8 whole", models[0].options, &m, NULL, 6, "train.global_batch=3");
+    char *from = NULL;
+    for (int i = 0; i < countof(levels); i++) {
+        char run[32];
+        snprintf(run, sizeof run, "fp8 part %d", i);
+        m = (struct mesh_case){run, 3, options[i]};
+        run_on(&pg, run, models[0].options, &m, from, 2, "train.global_batch=3");
+        free(from);
+        from = path_join(pg.dir, run);
+    }
+    free(from);
+    assert_same_files(&pg, "fp8 whole", "fp8 part 2");
     playground_close(&pg);
 }
 
@@ -679,6 +747,7 @@ int main(void)
         cmocka_unit_test(sharding_and_buckets_change_no_bit),
         cmocka_unit_test(zero_levels_give_the_same_bits),
         cmocka_unit_test(zero_levels_give_the_same_fp8_codes),
+        cmocka_unit_test(a_level_continues_another_in_fp8),
         cmocka_unit_test(bf16_reduction_is_the_same_on_every_level),
         cmocka_unit_test(any_checkpoint_loads_on_any_mesh),
         cmocka_unit_test(planning_again_changes_nothing),
