@@ -428,8 +428,7 @@ static const struct rule general_rules[] = {
      "parallel.cp divides sequences, and model.pattern has a layer that needs whole ones; use parallel.cp = 1",
      {"parallel.cp", "model.pattern"}},
     {"tp-needs-layers-that-divide", layers_need_all_weights,
-     "parallel.tp divides layers, and model.pattern has one that does not divide (compressed attention, C, H and W, "
-     "keeps all heads together); use parallel.tp = 1",
+     "parallel.tp divides layers, and model.pattern has one that does not divide; use parallel.tp = 1",
      {"parallel.tp", "model.pattern"}},
     {"cp-without-capacity", capacity_of_parts,
      "model.router_capacity drops tokens by comparing all of a microbatch, which parallel.cp divides; use "

@@ -53,19 +53,24 @@ static int sum_step(const struct step_ctx *c)
     return comm_group_end(comm, c->lane);
 }
 
-struct context_rows context_rows(struct build *b, const char *name, int64_t width)
+struct context_rows context_rows_of(struct build *b, const char *name, int64_t rows, int64_t width)
 {
-    struct context_rows r = {.width = width, .seen = context_seen(b)};
+    struct context_rows r = {.width = width, .rows = rows, .seen = (b->mesh->cp_rank + 1) * rows};
     char own[64], all[64], down[64], dall[64];
     snprintf(own, sizeof own, "%s_own", name);
     snprintf(all, sizeof all, "%s_all", name);
     snprintf(down, sizeof down, "d%s_own", name);
     snprintf(dall, sizeof dall, "d%s_all", name);
-    r.own = build_real(b, own, b->rows, width);
+    r.own = build_real(b, own, b->batch * rows, width);
     r.all = build_real(b, all, b->batch * r.seen, width);
-    r.down = build_grad(b, down, b->rows, width);
+    r.down = build_grad(b, down, b->batch * rows, width);
     r.dall = build_grad(b, dall, b->batch * r.seen, width);
     return r;
+}
+
+struct context_rows context_rows(struct build *b, const char *name, int64_t width)
+{
+    return context_rows_of(b, name, b->seq, width);
 }
 
 static void fill_first(struct tensor *host, const void *first) { *(int64_t *)host->data = *(const int64_t *)first; }
@@ -96,7 +101,7 @@ void context_gather(struct build *b, const char *name, const struct context_rows
     *self = (struct context_node){.mesh = b->mesh,
                                   .what = graph_name(g, name),
                                   .batch = b->batch,
-                                  .own = b->seq * r->width,
+                                  .own = r->rows * r->width,
                                   .all = r->seen * r->width};
     double bytes = (double)tensor_bytes(&g->slots[r->all].shape);
     int n = graph_node(g, name, LANE_COMM, self);
@@ -109,7 +114,7 @@ void context_gather(struct build *b, const char *name, const struct context_rows
     int64_t pieces = b->mesh->cp - b->mesh->cp_rank;
     char work_name[64];
     snprintf(work_name, sizeof work_name, "%s_sum_work", name);
-    slot_id work = build_real(b, work_name, b->rows * pieces, r->width);
+    slot_id work = build_real(b, work_name, b->batch * r->rows * pieces, r->width);
     GRAPH_PHASE(g, n, PH_BWD,
                 sum_step, [SUM_ALL] = READS(r->dall), [SUM_OWN] = WRITES(r->down), [SUM_WORK] = WRITES(work));
     graph_cost(g, n, PH_BWD, 0, bytes);

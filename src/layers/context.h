@@ -22,11 +22,14 @@ static inline int64_t context_seen(const struct build *b)
 
 /* Rows that every rank makes of its own tokens and that the ranks after it read, too. */
 struct context_rows {
-    int64_t width, seen; /* seen: tokens of a sequence up to this rank's last one */
-    slot_id own, all;    /* real [rows, width], [batch * seen, width] */
-    slot_id down, dall;  /* gradients: of own, with the contributions of all ranks; of all. NO_SLOT unless training */
+    int64_t width, rows, seen; /* rows of a sequence that this rank makes; those up to its last one */
+    slot_id own, all;          /* real [batch * rows, width], [batch * seen, width] */
+    /* gradients: of own, with the contributions of all ranks; of all. NO_SLOT unless training */
+    slot_id down, dall;
 };
 struct context_rows context_rows(struct build *b, const char *name, int64_t width);
+/* The same with so many rows for a rank's part of a sequence, not one for each token. */
+struct context_rows context_rows_of(struct build *b, const char *name, int64_t rows, int64_t width);
 /* The index of this rank's first token in its sequence, I64 [1], for ops that ask for it; NO_SLOT where it has all. */
 slot_id context_first(struct build *b);
 /* The node that gathers (and in the backward pass sums): after the one that writes own, before those that read all. */

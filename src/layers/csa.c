@@ -22,8 +22,16 @@
  * gives it no gradient. Packed documents have windows of their own. Decoding caches the array of keys, the indexer's
  * entries, and projections of the tokens of windows that are not complete.
  *
- * Nodes: q_down, q_norm, q_up, q_unit, kv_proj, kv_norm, comp_kv, comp_gate, comp_pool, keys, (index_q, index_w,
- * index_comp_kv, index_comp_gate, index_comp_pool, select,) core, (index_loss,) o_group, proj. */
+ * Under tensor parallelism heads with their sinks and groups of outputs are divided; latents, keys, entries and the
+ * indexer are made by every rank, so that all select the same entries. Attention that entries get beside the window is
+ * no fixed share of a head's, so a rank's loss counts, row by row, by its share of it (index_mass): the mean of the
+ * ranks' gradients is that for all heads. Under context parallelism a rank takes the last window of tokens and the
+ * inputs of its first windows' entries from the rank before, and gathers entries of all ranks before. Parts are whole
+ * entries, so an entry is made by the rank of its window's last token.
+ *
+ * Nodes: q_down, q_norm, q_up, q_unit, kv_proj, kv_norm, (kv_tail, kv_halo,) comp_kv, comp_gate, (comp_tail,
+ * comp_halo,) comp_pool, (entry_rows,) keys, (index_q, index_w, index_comp_kv, index_comp_gate, index_comp_pool,
+ * index_rows, select,) core, (index_loss, index_masses, index_mass,) o_group, proj. */
 #include "layers/csa_int.h"
 #include "ops/cache/cache.h"
 #include "ops/headmm/headmm.h"
@@ -88,8 +96,12 @@ void csa_unrotate(struct build *b, int n, const struct csa_slots *s, slot_id pos
 /* The parameter and, where y is a slot, the forward phase. */
 int csa_linear_forward(struct build *b, const struct csa_linear *d, struct linear *l)
 {
-    struct param p = param_matrix(d->key, d->out, d->in, b->cfg->model.init_std);
-    param_replicate(&p, GRAD_OVER_TOKENS);
+    int64_t all = d->heads > 0 ? d->out * b->mesh->tp : d->out;
+    struct param p = param_matrix(d->key, all, d->in, b->cfg->model.init_std);
+    if (d->heads > 0)
+        param_split(&p, 0, UNIT_HEADS, d->heads);
+    else
+        param_replicate(&p, d->grad);
     *l = (struct linear){.x = d->x,
                          .y = d->y,
                          .dy = d->dy,
@@ -112,10 +124,10 @@ void csa_linear_declare(struct build *b, const struct csa_linear *d)
         graph_again(b->g, n, d->y);
 }
 
-struct weight csa_gain(struct build *b, const struct csa *c, const char *key, int64_t n)
+struct weight csa_gain(struct build *b, const struct csa *c, const char *key, int64_t n, enum split_grad grad)
 {
     struct param p = param_vector(key, n, c->zero_centered ? INIT_ZERO : INIT_ONE);
-    param_replicate(&p, GRAD_OVER_TOKENS);
+    param_replicate(&p, grad);
     return build_weight(b, &p);
 }
 
@@ -132,7 +144,7 @@ static void declare_normed(struct build *b, const struct csa *c, const struct cs
     struct tensor x = of(g, d->x);
     double elems = (double)tensor_elems(&x), size = (double)dtype_bytes(b->dev->real);
     snprintf(text, sizeof text, "%s_rstd", d->name);
-    struct weight w = csa_gain(b, c, d->key, x.dim[1]);
+    struct weight w = csa_gain(b, c, d->key, x.dim[1], GRAD_OVER_HEADS);
     slot_id rstd = graph_slot(g, text, tensor_1d(NULL, b->dev->wide, b->rows));
     int n = graph_node(g, d->name, LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = x, .w = of(g, w.w), .y = of(g, d->y), .rstd = of(g, rstd),
@@ -188,7 +200,8 @@ static void declare_query(struct build *b, const struct csa *c, struct csa_slots
                                                .dy = ddown,
                                                .dx = io->dh,
                                                .in = b->cfg->model.hidden,
-                                               .out = c->q_rank});
+                                               .out = c->q_rank,
+                                               .grad = GRAD_OVER_HEADS});
     declare_normed(b, c, s,
                    &(struct normed){.name = "q_norm",
                                     .key = "self_attention.q_layernorm.weight",
@@ -203,7 +216,8 @@ static void declare_query(struct build *b, const struct csa *c, struct csa_slots
                                                .dy = s->dqp,
                                                .dx = dlatent,
                                                .in = c->q_rank,
-                                               .out = wide});
+                                               .out = wide,
+                                               .heads = c->all_heads});
     declare_unit(b, c, s);
 }
 
@@ -219,7 +233,8 @@ static void declare_kv(struct build *b, const struct csa *c, struct csa_slots *s
                                                .dy = ddown,
                                                .dx = io->dh,
                                                .in = b->cfg->model.hidden,
-                                               .out = c->width});
+                                               .out = c->width,
+                                               .grad = GRAD_OVER_HEADS});
     declare_normed(b, c, s,
                    &(struct normed){.name = "kv_norm",
                                     .key = "self_attention.kv_layernorm.weight",
@@ -255,33 +270,51 @@ static struct tensor sequences_last(struct tensor t)
     return v;
 }
 
-/* Tokens and entries in one array. */
+/* Rows of a slot that become rows [first, first + n) of every sequence of keys. */
+struct key_piece {
+    slot_id x, dx;
+    int64_t first, n;
+};
+static void declare_key_piece(struct build *b, const struct csa *c, const struct csa_slots *s, int n,
+                              const struct key_piece *p)
+{
+    struct graph *g = b->g;
+    if (p->n == 0 || g->err.code != ST_OK)
+        return;
+    struct tensor x = of(g, p->x), dx = of(g, p->dx);
+    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = sequences_last(tensor_split_first(&x, c->batch, p->n)),
+             .y = sequences_last(key_part(c, of(g, s->keys), p->first, p->n)));
+    if (training(b))
+        GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = sequences_last(key_part(c, of(g, s->dkeys), p->first, p->n)),
+                 .dx = sequences_last(tensor_split_first(&dx, c->batch, p->n)));
+}
+
+/* Tokens and entries in one array; in front of the tokens those of the rank before that windows reach. */
 static void declare_keys(struct build *b, const struct csa *c, struct csa_slots *s)
 {
     struct graph *g = b->g;
-    int64_t rows = c->batch * (c->key_tokens + c->key_entries);
-    double bytes = 2 * (double)(rows * c->width) * (double)dtype_bytes(b->dev->real);
-    if (c->entries == 0) {
+    int64_t rows = c->batch * (c->key_tokens + c->key_entries), size = (int64_t)dtype_bytes(b->dev->real);
+    double bytes = 2 * (double)(rows * c->width) * (double)size;
+    struct csa_edge e = csa_edge_slots(b, "kv", c->window_rows, c->width, true);
+    csa_edge_declare(b, &e, &(struct csa_columns_of){.x = s->kv, .dx = s->dkv}, 1, 0);
+    if (c->entries == 0 && c->before == 0) {
         s->keys = s->kv;
         s->dkeys = s->dkv;
         return;
     }
     s->keys = build_real(b, "keys", rows, c->width);
     s->dkeys = build_grad(b, "dkeys", rows, c->width);
+    slot_id entry = c->divided ? s->entries.all : s->entry, dentry = c->divided ? s->entries.dall : s->dentry;
+    const struct key_piece pieces[] = {{e.edge.halo, e.edge.dhalo, 0, c->before},
+                                       {s->kv, s->dkv, c->before, c->seq},
+                                       {entry, dentry, c->key_tokens, c->key_entries}};
     int n = graph_node(g, "keys", LANE_COMPUTE, NULL);
-    struct tensor keys = of(g, s->keys), kv = csa_rows(c, of(g, s->kv)), entry = csa_entries(c, of(g, s->entry));
-    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = sequences_last(kv), .y = sequences_last(key_part(c, keys, 0, c->seq)));
-    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = sequences_last(entry),
-             .y = sequences_last(key_part(c, keys, c->key_tokens, c->entries)));
+    for (int i = 0; i < countof(pieces); i++)
+        declare_key_piece(b, c, s, n, &pieces[i]);
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (!training(b))
         return;
     graph_again(g, n, s->keys);
-    struct tensor dkeys = of(g, s->dkeys);
-    GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = sequences_last(key_part(c, dkeys, 0, c->seq)),
-             .dx = sequences_last(csa_rows(c, of(g, s->dkv))));
-    GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = sequences_last(key_part(c, dkeys, c->key_tokens, c->entries)),
-             .dx = sequences_last(csa_entries(c, of(g, s->dentry))));
     graph_cost(g, n, PH_BWD, 0, bytes);
 }
 
@@ -309,10 +342,11 @@ static int64_t window_of(const struct csa *c) { return min_i64(c->window, c->key
 static void declare_list(struct build *b, const struct csa *c, const struct csa_slots *s, int n)
 {
     struct graph *g = b->g;
-    GRAPH_OP(g, n, PH_FWD, keylist, .doc_start = csa_documents(c, b), .start = of(g, b->in.start),
+    GRAPH_OP(g, n, PH_FWD, keylist, .doc_start = csa_documents(c, b),
+             .start = of(g, c->divided ? s->first : b->in.start),
              .sel = c->selects ? of(g, s->sel) : (struct tensor){0}, .idx = of(g, s->list), .batch = c->batch,
              .seq = c->seq, .window = window_of(c), .most = most_entries(c), .base = c->key_tokens,
-             .entries = c->key_entries, .ratio = c->ratio);
+             .origin = c->start - c->before, .entries = c->key_entries, .ratio = c->ratio);
 }
 
 /* The attention's output is kept as it is projected, rotated back; the backward pass of attention wants it before. */
@@ -344,8 +378,8 @@ static void declare_core(struct build *b, const struct csa *c, struct csa_slots 
     struct graph *g = b->g;
     int64_t most = window_of(c) + most_entries(c), all = c->key_tokens + c->key_entries;
     double flops = 4.0 * (double)b->rows * (double)most * (double)(c->heads * c->width);
-    struct param p = param_vector("self_attention.core_attention.attn_sink", c->heads, INIT_ZERO);
-    param_replicate(&p, GRAD_OVER_TOKENS);
+    struct param p = param_vector("self_attention.core_attention.attn_sink", c->all_heads, INIT_ZERO);
+    param_split(&p, 0, UNIT_HEADS, c->all_heads);
     struct weight sink = build_weight(b, &p);
     s->o = build_real(b, "o", b->rows, c->heads * c->width);
     s->d_o = build_grad(b, "do", b->rows, c->heads * c->width);
@@ -377,10 +411,11 @@ static void declare_output(struct build *b, const struct csa *c, const struct cs
     struct graph *g = b->g;
     int64_t out = c->groups * c->o_rank, in = c->heads * c->width / c->groups, hidden = b->cfg->model.hidden;
     slot_id y = build_real(b, "o_low", b->rows, out), dy = build_grad(b, "do_low", b->rows, out);
-    struct param pa = param_matrix("self_attention.linear_o_group_proj", out, in, b->cfg->model.init_std),
-                 pb = param_matrix("self_attention.linear_proj.weight", hidden, out, output_std(b));
-    param_replicate(&pa, GRAD_OVER_TOKENS);
-    param_replicate(&pb, GRAD_OVER_TOKENS);
+    int64_t all = c->all_groups * c->o_rank;
+    struct param pa = param_matrix("self_attention.linear_o_group_proj", all, in, b->cfg->model.init_std),
+                 pb = param_matrix("self_attention.linear_proj.weight", hidden, all, output_std(b));
+    param_split(&pa, 0, UNIT_GROUPS, c->all_groups);
+    param_split(&pb, 1, UNIT_GROUPS, c->all_groups);
     struct param bias = param_vector("self_attention.linear_proj.bias", hidden, INIT_ZERO);
     param_replicate(&bias, GRAD_OVER_TOKENS);
     /* the others have none, as in Megatron */
@@ -404,7 +439,8 @@ static void declare_output(struct build *b, const struct csa *c, const struct cs
     }
     linear_declare(
         b, "proj",
-        &(struct linear){.x = y, .y = io->f, .dy = io->df, .dx = dy, .w = wb, .bias = bo, .in = out, .out = hidden});
+        &(struct linear){
+            .x = y, .y = io->f, .dy = io->df, .dx = dy, .w = wb, .bias = bo, .in = out, .out = hidden, .summed = true});
 }
 
 /* ---- the kinds ------------------------------------------------------------------------------- */
@@ -416,15 +452,16 @@ static struct csa sizes_of(const struct build *b, int64_t ratio, bool overlap)
     bool decode = b->mode == BUILD_DECODE;
     struct csa c = {.batch = b->batch,
                     .seq = b->seq,
-                    .heads = m->heads,
+                    .heads = m->heads / b->mesh->tp,
+                    .all_heads = m->heads,
                     .width = m->mla_v,
                     .rope = m->mla_rope,
                     .q_rank = m->mla_q_rank,
                     .window = m->csa_window_size,
                     .ratio = ratio,
                     .overlap = overlap,
-                    .key_tokens = decode ? b->cache_len : b->seq,
-                    .groups = m->o_groups,
+                    .groups = m->o_groups / b->mesh->tp,
+                    .all_groups = m->o_groups,
                     .o_rank = m->o_lora_rank,
                     .eps = m->norm_eps,
                     .latent_eps = m->mla_norm_eps > 0 ? m->mla_norm_eps : m->norm_eps,
@@ -435,12 +472,14 @@ static struct csa sizes_of(const struct build *b, int64_t ratio, bool overlap)
                     .indexer = overlap};
     c.scale = m->mla_softmax_scale > 0 ? m->mla_softmax_scale : 1 / sqrt((double)c.width);
     c.score_scale = 1 / sqrt((double)(c.index_heads * c.index_dim));
+    csa_divide(b, &c);
+    c.key_tokens = decode ? b->cache_len : c.before + b->seq;
     if (ratio == 0)
         return c;
-    c.seen = c.key_tokens / ratio;
-    c.entries = decode ? ceil_div(b->seq, ratio) : c.seen;
-    c.key_entries = decode ? c.seen + 1 : c.seen; /* one that is not complete */
-    c.selects = c.indexer && c.seen > c.topk;
+    c.seen = (decode ? b->cache_len : c.start + b->seq) / ratio;
+    c.entries = (decode ? b->seq + ratio - 1 : b->seq) / ratio;
+    c.key_entries = decode ? c.seen + 1 : c.seen;                                     /* one that is not complete */
+    c.selects = c.indexer && (decode ? b->cache_len : b->whole_seq) / ratio > c.topk; /* on every rank or on none */
     c.learns = c.indexer && training(b) && c.entries > 0;
     return c;
 }
@@ -459,6 +498,7 @@ static int declare(struct build *b, struct core_io *io, int64_t ratio, bool over
                           .ik = NO_SLOT,
                           .dik = NO_SLOT,
                           .index_cache = NO_SLOT,
+                          .first = context_first(b),
                           .sel = NO_SLOT};
     TRY(declare_tables(b, c, &s));
     io->f = build_real(b, "out", b->rows, b->cfg->model.hidden);
@@ -506,6 +546,30 @@ static bool groups_uneven(const struct config *c)
 static bool index_head_too_narrow(const struct config *c)
 {
     return has_csa(c) && c->model.dsa_indexer_head_dim < c->model.mla_rope;
+}
+static bool heads_undivided(const struct config *c)
+{
+    int64_t ranks = c->parallel.tp;
+    return has_any(c) && ranks > 1 && (c->model.heads % ranks != 0 || c->model.o_groups % ranks != 0);
+}
+static bool parts_without_window(const struct config *c)
+{
+    return has_any(c) && c->parallel.cp > 1 &&
+           min_i64(c->model.csa_window_size, c->train.seq) - 1 > c->train.seq / c->parallel.cp;
+}
+/* A part is whole entries, and has all tokens that the first one of the next part is made of. */
+static bool parts_uneven(const struct config *c, int64_t ratio, int64_t least)
+{
+    int64_t part = c->train.seq / max_i64(1, c->parallel.cp);
+    return c->parallel.cp > 1 && (part % ratio != 0 || part < least * ratio);
+}
+static bool parts_split_csa(const struct config *c)
+{
+    return has_csa(c) && parts_uneven(c, c->model.compress_rate_csa, 2);
+}
+static bool parts_split_hca(const struct config *c)
+{
+    return has_hca(c) && parts_uneven(c, c->model.compress_rate_hca, 1);
 }
 static bool shorter_than_csa(const struct config *c) { return has_csa(c) && c->train.seq < c->model.compress_rate_csa; }
 static bool shorter_than_hca(const struct config *c) { return has_hca(c) && c->train.seq < c->model.compress_rate_hca; }
@@ -579,12 +643,29 @@ static const struct rule csa_rules[] = {
      "no window of heavily compressed attention (H) is ever complete: train.seq must be at least "
      "model.compress_rate_hca",
      {"model.compress_rate_hca", "train.seq"}},
+    {"compressed-heads-over-ranks", heads_undivided,
+     "parallel.tp divides compressed attention (C, H, W) by heads and by groups of their outputs: it must divide "
+     "model.heads and model.o_groups",
+     {"parallel.tp", "model.heads", "model.o_groups"}},
+    {"csa-parts-are-entries", parts_split_csa,
+     "a rank's part of a sequence, train.seq / parallel.cp tokens, must be whole entries of compressed sparse "
+     "attention "
+     "(C), two or more: a multiple of model.compress_rate_csa",
+     {"parallel.cp", "train.seq", "model.compress_rate_csa"}},
+    {"hca-parts-are-entries", parts_split_hca,
+     "a rank's part of a sequence, train.seq / parallel.cp tokens, must be whole entries of heavily compressed "
+     "attention (H): a multiple of model.compress_rate_hca",
+     {"parallel.cp", "train.seq", "model.compress_rate_hca"}},
+    {"window-within-parts", parts_without_window,
+     "a window of compressed attention (C, H, W) may reach into the part of the rank before, but not beyond it: "
+     "model.csa_window_size must be at most train.seq / parallel.cp + 1",
+     {"parallel.cp", "train.seq", "model.csa_window_size"}},
 };
 /* Sizes of all three; those of the indexer are D's. */
 static const struct tiny_size csa_tiny[] = {
     {"model.heads", 4, true},             {"model.mla_q_rank", 10, false},    {"model.mla_v", 6, true},
     {"model.mla_rope", 4, true},          {"model.csa_window_size", 5, true}, {"model.compress_rate_csa", 2, true},
-    {"model.compress_rate_hca", 4, true}, {"model.o_groups", 2, true},        {"model.o_lora_rank", 5, false},
+    {"model.compress_rate_hca", 4, true}, {"model.o_groups", 4, true},        {"model.o_lora_rank", 5, false},
     {"model.dsa_indexer_n_heads", 3, false}, {"model.dsa_indexer_head_dim", 6, true},
     {"model.dsa_indexer_topk", 3, true},
 };
@@ -663,6 +744,8 @@ const struct core_kind core_csa = {
     .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true},
     .recompute = {{"core_attn", {"csa.o", "csa.lse", "csa.list", "csa.keys"}},
                   {"mla_up_proj", {"csa.q", "csa.q_up", "csa.entry", "csa.o_low"}}},
+    .divides_sequence = true,
+    .divides_weights = true,
     .flops = csa_flops,
     .sizes = csa_sizes,
     .kernels = csa_kernels,
@@ -675,6 +758,8 @@ const struct core_kind core_hca = {
     .norm_key = "input_layernorm.weight",
     .options = {KIND_ROWS(uses, hca_uses), KIND_ROWS(tiny, csa_tiny), .refused = {REFUSED}},
     .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true},
+    .divides_sequence = true,
+    .divides_weights = true,
     .flops = hca_flops,
     .sizes = csa_sizes,
     .kernels = window_kernels,
@@ -687,6 +772,8 @@ const struct core_kind core_window = {
     .norm_key = "input_layernorm.weight",
     .options = {KIND_ROWS(uses, window_uses), KIND_ROWS(tiny, csa_tiny), .refused = {REFUSED}},
     .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true},
+    .divides_sequence = true,
+    .divides_weights = true,
     .flops = window_flops,
     .sizes = csa_sizes,
     .kernels = window_kernels,

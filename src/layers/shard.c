@@ -148,6 +148,11 @@ struct gathered shard_gather_kv(struct build *b, const char *name, slot_id x, sl
     return gather_over(b, name, x, dx, true);
 }
 
+void shard_collect(struct build *b, const char *name, slot_id part, slot_id all)
+{
+    add_gather(b, add_node(b, name, false), PH_BWD, part, all);
+}
+
 void shard_scatter(struct build *b, const char *name, slot_id y_all, slot_id y, slot_id dy, slot_id dy_all)
 {
     int node = add_node(b, name, false);

@@ -49,5 +49,7 @@ struct gathered shard_gather_kv(struct build *b, const char *name, slot_id x, sl
 /* The other way round: y [all rows, n], a part of a sum on every rank, becomes this rank's rows of it. The gradient of
  * those, dy, is gathered into dy_all (NO_SLOT: made elsewhere). */
 void shard_scatter(struct build *b, const char *name, slot_id y_all, slot_id y, slot_id dy, slot_id dy_all);
+/* In the backward phase: `part` of every rank, one after the other, becomes `all`. */
+void shard_collect(struct build *b, const char *name, slot_id part, slot_id all);
 
 #endif

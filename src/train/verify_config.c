@@ -97,6 +97,7 @@ static int small_numbers(struct config *c, const struct tiny_model *m, struct er
         {"model.mla_kv_rank", 32, true},   {"model.mla_q_rank", 16, false},
         {"model.shared_ffn", 256, false},  {"model.mamba_head_dim", 64, true},
         {"model.gdn_value_dim", 64, true}, {"model.dsa_indexer_head_dim", 128, true},
+        {"model.o_lora_rank", 64, true},
     };
     struct kind_at at;
     TRY(set_sizes(c, m->user, general, countof(general), e));
@@ -145,11 +146,16 @@ static int keep_out_of_codes(struct config *small, const char *pattern, struct e
 {
     const char *keep = small->gpu.fp8_keep;
     char globs[1024];
-    bool latent = strpbrk(pattern, "+D") != NULL, recurrent = strpbrk(pattern, "MG") != NULL;
-    if (small->gpu.precision != CFG_PRECISION_FP8 || (!latent && !recurrent))
+    const char *const parts[] = {keep, strpbrk(pattern, "+DCHW") != NULL ? "*_down_proj*" : "",
+                                 strpbrk(pattern, "CHW") != NULL ? "*linear_kv_proj*" : "",
+                                 strpbrk(pattern, "MG") != NULL ? "*in_proj*" : ""};
+    size_t n = 0;
+    if (small->gpu.precision != CFG_PRECISION_FP8)
         return ST_OK;
-    snprintf(globs, sizeof globs, "%s%s%s%s%s", keep, keep[0] != '\0' ? "," : "", latent ? "*_down_proj*" : "",
-             latent && recurrent ? "," : "", recurrent ? "*in_proj*" : "");
+    globs[0] = '\0';
+    for (int i = 0; i < countof(parts); i++)
+        if (parts[i][0] != '\0' && n < sizeof globs)
+            n += (size_t)snprintf(globs + n, sizeof globs - n, "%s%s", n > 0 ? "," : "", parts[i]);
     return config_set(small, "gpu.fp8_keep", globs, NULL, e);
 }
 

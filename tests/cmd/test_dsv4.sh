@@ -14,6 +14,15 @@ ok "the loss falls" falls "$dir/run"
 ok "indexers report what they keep" grep -q 'indexer recall' "$dir/run/metrics.jsonl"
 ok "it writes text longer than the window" runs "$BRAID" generate "$dir/run" --generate.tokens=40 --generate.temperature=0 --generate.prompt="line 1: "
 
+ok "ranks that share heads and sequences train the same model" prints 'TP2 x CP2 .*equal but for the order of sums' \
+    "$BRAID" verify "$root/configs/dsv4-tiny.ini" --only='TP2 x CP2'
+plan_on() { "$BRAID" plan "$root/configs/dsv4-tiny.ini" --run.device=cpu --train.global_batch=8 --parallel.ranks=4 "$@"; }
+ok "groups of outputs that do not divide are refused" fails 2 'for example --parallel.tp=2; rule compressed-heads-over-ranks' plan_on --parallel.tp=4
+ok "parts that cut an entry too" fails 2 'rule hca-parts-are-entries' plan_on --parallel.cp=4
+ok "a part that is shorter than the window" fails 2 'rule window-within-parts' plan_on --parallel.cp=2 --model.csa_window_size=60
+ok "meshes that are refused are skipped with the reason" prints 'TP4 .*skipped: parallel.tp divides compressed attention' \
+    "$BRAID" plan "$root/configs/dsv4-tiny.ini" --train.global_batch=8 --predict=4:tp4,4:cp2
+
 ok "export" prints '^exported as deepseek_v4' "$BRAID" export "$dir/run" "$dir/hf" --dtype=f32
 ok "names are the release's" prints 'layers.1.attn.indexer.compressor.ape' "$BRAID" ckpt ls "$dir/hf/model.safetensors"
 ok "tables are integers" prints 'layers.0.ffn.gate.tid2eid .*I64' "$BRAID" ckpt ls "$dir/hf/model.safetensors"

@@ -153,7 +153,7 @@ static void a_query_sees_the_complete_windows_of_its_document(void **state)
             for (int64_t t = 0; t < LONG; t++) {
                 struct index_range seen = index_visible(t, doc[t], ratio, LONG / ratio);
                 for (int64_t j = 0; j < LONG / ratio; j++) {
-                    struct compress_window w = compress_window_of(doc, j, ratio);
+                    struct compress_window w = compress_window_of(doc, 0, j, ratio);
                     bool complete = w.first >= 0 && w.first + ratio - 1 <= t && doc[w.first] == doc[t];
                     assert_int_equal(j >= seen.first && j < seen.end, complete);
                     if (w.first >= 0)

@@ -106,6 +106,10 @@ static const char *const models[] = {
     "model.pattern=D-D- model.mla_q_rank=10 model.dsa_indexer_use_sparse_loss=on model.mhc_streams=2 "
     "model.mhc_gating=0.7",
     "model.pattern=D-DE model.experts=8 model.topk=2 model.dsa_dense_warmup=on" PACKED,
+    /* compressed attention: fewer entries selected than there are, its loss over all and over the selected ones */
+    "model.pattern=W-C-H-/C- model.mla_q_rank=10 model.dropout=0.1 model.bias=on" PACKED,
+    "model.pattern=C-HEC- model.mla_q_rank=10 model.dsa_indexer_use_sparse_loss=on model.experts=8 model.topk=2 "
+    "model.mhc_streams=2 model.mhc_gating=0.7",
     /* recurrent layers, hyper-connections */
     "model.pattern=M*M-/M- model.dropout=0.1 model.mhc_streams=2 model.mhc_gating=0.7" PACKED,
     "model.pattern=M-M- model.mamba_conv=2 model.mamba_norm=whole model.tied=off",
@@ -154,7 +158,7 @@ static void parts_of_sequences_train_the_model_of_one_rank(void **state)
         }
         fixture_close(&f);
     }
-    assert_true(with_tp >= 14);
+    assert_true(with_tp >= 17);
 }
 
 /* ---- wrong on purpose ------------------------------------------------------------------------ */
@@ -245,6 +249,11 @@ static void lose_gradients_that_come_home(struct trainer *t) { replace(t, "0.att
 static void lose_gradients_of_latent_keys(struct trainer *t) { replace(t, "0.mla.kv_rows", PH_BWD, and_forget); }
 static void lose_gradients_of_sparse_keys(struct trainer *t) { replace(t, "0.dsa.key_rows", PH_BWD, and_forget); }
 static void lose_gradients_of_index_keys(struct trainer *t) { replace(t, "0.dsa.index_rows", PH_BWD, and_forget); }
+static void lose_gradients_of_window(struct trainer *t) { replace(t, "0.csa.kv_halo", PH_BWD, and_forget); }
+static void lose_gradients_of_entries(struct trainer *t) { replace(t, "0.csa.entry_rows", PH_BWD, and_forget); }
+static void lose_gradients_of_indexer_entries(struct trainer *t) { replace(t, "0.csa.index_rows", PH_BWD, and_forget); }
+static void lose_the_window_before(struct trainer *t) { replace(t, "0.csa.comp_halo", PH_FWD, and_forget); }
+static void lose_gradients_of_window_before(struct trainer *t) { replace(t, "0.csa.comp_halo", PH_BWD, and_forget); }
 static void lose_the_state(struct trainer *t) { replace(t, "0.mamba.pass1", PH_FWD, and_forget); }
 static void lose_the_gradient_of_the_state(struct trainer *t) { replace(t, "0.mamba.pass1", PH_BWD, and_forget); }
 static void lose_the_state_of_gdn(struct trainer *t) { replace(t, "0.gdn.pass1", PH_FWD, and_forget); }
@@ -270,6 +279,14 @@ static void mistakes_of_other_programs_are_found(void **state)
         /* Megatron-LM 5809: gradients of the indexer are zero under CP */
         {"cp_gradients_of_sparse_keys_lost", "model.pattern=D-D-", lose_gradients_of_sparse_keys, "CP2"},
         {"cp_gradients_of_index_keys_lost", "model.pattern=D-D-", lose_gradients_of_index_keys, "CP2"},
+        /* the same of compressed attention, and what its entries are made of */
+        {"cp_gradients_of_window_lost", "model.pattern=W-W- model.mla_q_rank=10", lose_gradients_of_window, "CP2"},
+        {"cp_gradients_of_entries_lost", "model.pattern=H-H- model.mla_q_rank=10", lose_gradients_of_entries, "CP2"},
+        {"cp_gradients_of_indexer_entries_lost", "model.pattern=C-C- model.mla_q_rank=10",
+         lose_gradients_of_indexer_entries},
+        {"cp_window_before_missing", "model.pattern=C-C- model.mla_q_rank=10", lose_the_window_before, "CP2"},
+        {"cp_gradients_of_window_before_lost", "model.pattern=H-H- model.mla_q_rank=10" PACKED,
+         lose_gradients_of_window_before},
         /* Megatron-LM 5706: prediction depths with contiguous chunks */
         {"cp_labels_shifted_after_the_cut", "model.pattern=*-*-/*-", cut_labels, "CP2"},
         {"cp_positions_from_zero", "model.pattern=*-*-", count_positions_from_zero, "CP2"},

@@ -27,6 +27,7 @@ static void fixture_open(struct fixture *f, const char *pattern)
     assert_ok(config_init(&f->user, &f->e), &f->e);
     assert_ok(config_init(&f->small, &f->e), &f->e);
     set(&f->user, "model.pattern", pattern);
+    set(&f->user, "model.mla_q_rank", strpbrk(pattern, "CHW") != NULL ? "10" : "0"); /* these have no default */
     set(&f->user, "model.vocab", "1000");
     set(&f->user, "model.experts", "64");
     set(&f->user, "model.topk", "8");
@@ -206,6 +207,7 @@ static void all_ways_agree(void **state)
     every_way("[*E]M-[*E]M-/*E", "4", false);
     every_way("+-+-", "2", true);
     every_way("D-DE/D-", "2", false);
+    every_way("C-HE/W-", "2", false);
 }
 
 /* ---- balance over a step --------------------------------------------------------------------- */
@@ -451,6 +453,17 @@ static void slices_are_reduced_as_copies(struct trainer *t)
 /* Loads of routers are those of a rank's own rows. */
 static void batch_load_is_not_summed(struct trainer *t) { replace(&t->train.g, "1.moe.sequence_sum", do_nothing); }
 
+/* Every rank's heads count the same, whatever their share of entries. */
+static int forget_shares(const struct step_ctx *c)
+{
+    TRY(before.fn(c));
+    for (int u = 0; u < c->phase->n_uses; u++)
+        if (c->phase->use[u].mode == USE_WRITE)
+            memset(c->t[u].data, 0, (size_t)tensor_bytes(&c->t[u]));
+    return ST_OK;
+}
+static void shares_are_not_collected(struct trainer *t) { replace(&t->train.g, "0.csa.index_masses", forget_shares); }
+
 static void mistakes_of_other_programs_are_found(void **state)
 {
     static const struct {
@@ -478,6 +491,8 @@ static void mistakes_of_other_programs_are_found(void **state)
         {"input_gradient_not_summed_over_tp", "*-*-", "TP2", "", input_gradient_is_not_summed},
         /* sparse attention: the indexer learns from the heads of one rank */
         {"indexer_not_summed_over_tp", "D-D-", "TP2", "layers.0.", replicated_reduction_lost},
+        /* compressed attention: entries get another share of every rank's attention */
+        {"indexer_without_shares", "C-C-", "TP2", "indexer", shares_are_not_collected},
         /* NVIDIA/Megatron-LM 5916: the norm, and with it clipping, leaves out experts with EP > 1 */
         {"expert_norm_left_out", "*E*E", "EP2", "", leave_experts_out_of_the_norm},
         /* pytorch 160285: gradients of experts are too large by a factor when they are shared */

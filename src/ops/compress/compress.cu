@@ -24,9 +24,9 @@ template <typename T> struct compress_call {
     int64_t ape_row;
     const int32_t *doc, *pos;
     int64_t doc_batch, pos_batch;
-    const int64_t *start; /* NULL in training */
+    const int64_t *start; /* NULL in training: then `from` */
     int32_t *at;
-    int64_t tokens, channels, entries, ratio, width, kept;
+    int64_t from, tokens, channels, entries, ratio, width, kept;
     bool overlap;
 };
 
@@ -92,15 +92,15 @@ template <typename T>
 static __global__ void __launch_bounds__(THREADS) entries_of(const __grid_constant__ compress_call<T> c)
 {
     int64_t r = blockIdx.x, b = r / c.entries, k = r % c.entries, channel = (int64_t)blockIdx.y * THREADS + threadIdx.x;
-    int64_t start = c.start != NULL ? *c.start : 0;
+    int64_t start = c.start != NULL ? *c.start : c.from, entry = start / c.ratio + k;
     compress_window w = c.start != NULL
-                            ? compress_step_window(start / c.ratio + k, c.ratio, start, c.tokens)
-                            : compress_window_of(c.doc != NULL ? c.doc + b * c.doc_batch : NULL, k, c.ratio);
+                            ? compress_step_window(entry, c.ratio, start, c.tokens)
+                            : compress_window_of(c.doc != NULL ? c.doc + b * c.doc_batch : NULL, start, entry, c.ratio);
     if (start < 0)
         w.first = -1;
     /* its last token is one of these, its first may not be */
     if (c.at != NULL && blockIdx.y == 0 && threadIdx.x == 0) {
-        int64_t ahead = c.start != NULL ? c.ratio - 1 : 0;
+        int64_t ahead = c.ratio - 1;
         c.at[r] = w.first < 0 ? 0 : (int32_t)(c.pos[b * c.pos_batch + w.first + ahead - start] - ahead);
     }
     if (channel < c.width)
@@ -122,9 +122,13 @@ static __global__ void __launch_bounds__(THREADS) keep_tokens(const __grid_const
 
 template <typename T>
 static compress_call<T> call_of(const struct tensor *x, const struct tensor *z, const struct tensor *ape,
-                                const struct tensor *y, int64_t ratio, bool overlap)
+                                const struct tensor *past, const struct tensor *y, int64_t ratio, bool overlap)
 {
     compress_call<T> c = {};
+    if (past->data != NULL) {
+        c.past = view3<T>(past);
+        c.kept = past->dim[1];
+    }
     c.x = view3<T>(x);
     c.z = view3<T>(z);
     c.y = view3<T>(y);
@@ -144,7 +148,8 @@ extern "C" int compress_fwd_cuda(struct lane *l, const struct compress_fwd_args 
     TRY(compress_fwd_check(a, l->err));
     dim3 grid((unsigned)rows_of(&a->y), (unsigned)ceil_div(a->y.dim[2], THREADS));
     BY_REAL(a->x.dtype, T, {
-        compress_call<T> c = call_of<T>(&a->x, &a->z, &a->ape, &a->y, a->ratio, a->overlap);
+        compress_call<T> c = call_of<T>(&a->x, &a->z, &a->ape, &a->past, &a->y, a->ratio, a->overlap);
+        c.from = a->start;
         c.doc = (const int32_t *)a->doc_start.data;
         c.doc_batch = present(&a->doc_start) ? a->doc_start.stride[0] : 0;
         c.pos = (const int32_t *)a->pos.data;
@@ -162,9 +167,7 @@ extern "C" int compress_step_cuda(struct lane *l, const struct compress_step_arg
     dim3 grid((unsigned)rows_of(&a->y), (unsigned)ceil_div(a->y.dim[2], THREADS)),
         keep((unsigned)(a->x.dim[0] * (a->x.dim[1] - first)), (unsigned)ceil_div(a->x.dim[2], THREADS));
     BY_REAL(a->x.dtype, T, {
-        compress_call<T> c = call_of<T>(&a->x, &a->z, &a->ape, &a->y, a->ratio, a->overlap);
-        c.past = view3<T>(&a->past);
-        c.kept = a->past.dim[1];
+        compress_call<T> c = call_of<T>(&a->x, &a->z, &a->ape, &a->past, &a->y, a->ratio, a->overlap);
         c.start = (const int64_t *)a->start.data;
         c.pos = (const int32_t *)a->pos.data;
         c.pos_batch = present(&a->pos) ? a->pos.stride[0] : 0;
@@ -187,7 +190,8 @@ static __global__ void __launch_bounds__(THREADS) clear_rows(rows3<T> dx, rows3<
 
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    gradient_rows(const __grid_constant__ compress_call<T> c, rows3<T> dx, rows3<T> dz, float *partial, int64_t total)
+    gradient_rows(const __grid_constant__ compress_call<T> c, rows3<T> dx, rows3<T> dz, rows3<T> dpast, float *partial,
+                  int64_t total)
 {
     int64_t channel = (int64_t)blockIdx.y * THREADS + threadIdx.x, size = c.ratio * c.channels,
             first = blockIdx.x * compress_block(c.ratio), end = min(total, first + compress_block(c.ratio));
@@ -201,17 +205,22 @@ static __global__ void __launch_bounds__(THREADS)
     }
     for (int64_t r = first; r < end; r++) {
         int64_t b = r / c.entries, j = r % c.entries;
-        compress_window w = compress_window_of(c.doc != NULL ? c.doc + b * c.doc_batch : NULL, j, c.ratio);
+        compress_window w =
+            compress_window_of(c.doc != NULL ? c.doc + b * c.doc_batch : NULL, c.from, c.from / c.ratio + j, c.ratio);
         if (w.first < 0)
             continue;
-        mean m = mean_of(c, w, b, channel, 0);
+        mean m = mean_of(c, w, b, channel, c.from);
         float dy = to_float(c.y.at(b, j)[channel]);
         int64_t n = places(c, w);
         for (int64_t i = 0; i < n; i++) {
             place p = place_of(c, w, i, channel);
-            float g = expf(gate_of(c, b, p, 0) - m.top) / m.sum * dy, dgate = g * (value_of(c, b, p, 0) - m.y);
-            dx.at(b, p.token)[p.channel] = from_float<T>(g);
-            dz.at(b, p.token)[p.channel] = from_float<T>(dgate);
+            float g = expf(gate_of(c, b, p, c.from) - m.top) / m.sum * dy,
+                  dgate = g * (value_of(c, b, p, c.from) - m.y);
+            bool own = p.token >= c.from;
+            T *to = own ? dx.at(b, p.token - c.from) : dpast.at(b, p.token % c.kept),
+              *gate = own ? dz.at(b, p.token - c.from) : to + c.channels;
+            to[p.channel] = from_float<T>(g);
+            gate[p.channel] = from_float<T>(dgate);
             partial[p.row * c.channels + p.channel - channel] += dgate;
         }
     }
@@ -250,11 +259,19 @@ extern "C" int compress_bwd_cuda(struct lane *l, const struct compress_bwd_args 
     dim3 clear((unsigned)rows_of(&a->x), (unsigned)ceil_div(a->x.dim[2], THREADS)),
         grid((unsigned)blocks, (unsigned)ceil_div(a->dy.dim[2], THREADS));
     BY_REAL(a->x.dtype, T, {
-        compress_call<T> c = call_of<T>(&a->x, &a->z, &a->ape, &a->dy, a->ratio, a->overlap);
+        compress_call<T> c = call_of<T>(&a->x, &a->z, &a->ape, &a->past, &a->dy, a->ratio, a->overlap);
+        c.from = a->start;
         c.doc = (const int32_t *)a->doc_start.data;
         c.doc_batch = present(&a->doc_start) ? a->doc_start.stride[0] : 0;
         LAUNCH(l, clear_rows<T>, clear, THREADS, 0, view3<T>(&a->dx), view3<T>(&a->dz), a->x.dim[1], a->x.dim[2]);
-        LAUNCH(l, gradient_rows<T>, grid, THREADS, 0, c, view3<T>(&a->dx), view3<T>(&a->dz), partial, rows_of(&a->dy));
+        rows3<T> dpast = {};
+        if (present(&a->dpast)) {
+            dim3 early((unsigned)rows_of(&a->dpast), (unsigned)ceil_div(a->dpast.dim[2], THREADS));
+            dpast = view3<T>(&a->dpast);
+            LAUNCH(l, clear_rows<T>, early, THREADS, 0, dpast, dpast, a->dpast.dim[1], a->dpast.dim[2]);
+        }
+        LAUNCH(l, gradient_rows<T>, grid, THREADS, 0, c, view3<T>(&a->dx), view3<T>(&a->dz), dpast, partial,
+               rows_of(&a->dy));
     });
     LAUNCH(l, sum_partial, (unsigned)ceil_div(n, THREADS), THREADS, 0, (const float *)partial, (float *)a->dape.data,
            a->dape.stride[0], a->dape.dim[1], n, blocks, a->acc_dape);

@@ -12,8 +12,12 @@
  *   begins at token f lie one after the other from ceil(f / ratio) on: index_visible() of ops/indexer says which of
  *   them a query sees.
  *   pos I32 [B, S] optional: positions of tokens; at I32 [B, E]: that of a window's first token, 0 where there is none.
+ *   A part of a sequence: x, z are the tokens from `start` on, a multiple of ratio, doc_start counts tokens of the
+ *   whole sequence, and past [B, W, 2 C] real, which start > 0 needs, holds [x | z] of the W = ratio (with overlap 2
+ *   ratio) tokens before, token t in row t % W. Row k of y is entry start / ratio + k. Positions of a window follow
+ *   each other.
  * backward: dx = p dy, dz = p dy (x - y), dape = the sum of dz over windows, in blocks of compress_block() entries in
- *   order. Tokens of no entry get 0. No aliasing.
+ *   order. Tokens of no entry get 0. dpast [B, W, 2 C] = [dx | dz] of the tokens before. No aliasing.
  *
  * compress_step: the same while decoding: x, z are the tokens from start[0] on, and past [B, W, 2 C] real holds [x | z]
  *   of the last W = ratio (with overlap 2 ratio) tokens, token t in row t % W; it is updated. Row k of y, k < ceil(S /
@@ -29,8 +33,10 @@
     T(op, ape, IN, WIDE, "ratio c")                                                                                    \
     T(op, pos, OPT_FIXED, I32, "b s")                                                                                  \
     T(op, doc_start, OPT, I32, "b s")                                                                                  \
+    T(op, past, OPT, REAL, "b kept 2*c")                                                                               \
     T(op, y, OUT, REAL, "b e d")                                                                                       \
     T(op, at, OPT_SAVED, I32, "b e ! @pos")                                                                            \
+    N(op, int64_t, start, 0)                                                                                           \
     N(op, int64_t, ratio, 4)                                                                                           \
     N(op, bool, overlap, 1)
 OP_ARGS(compress_fwd, COMPRESS_FWD_FIELDS);
@@ -40,10 +46,13 @@ OP_ARGS(compress_fwd, COMPRESS_FWD_FIELDS);
     T(op, z, IN, REAL, "b s c")                                                                                        \
     T(op, ape, IN, WIDE, "ratio c")                                                                                    \
     T(op, doc_start, OPT, I32, "b s")                                                                                  \
+    T(op, past, OPT, REAL, "b kept 2*c")                                                                               \
     T(op, dx, OUT, REAL, "b s c")                                                                                      \
     T(op, dz, OUT, REAL, "b s c")                                                                                      \
+    T(op, dpast, OPT_OUT, REAL, "b kept 2*c @past")                                                                    \
     T(op, dape, SUM, WIDE, "ratio c")                                                                                  \
     T(op, work, WORK, U8, "")                                                                                          \
+    N(op, int64_t, start, 0)                                                                                           \
     N(op, int64_t, ratio, 4)                                                                                           \
     N(op, bool, overlap, 1)
 OP_ARGS(compress_bwd, COMPRESS_BWD_FIELDS);
@@ -65,14 +74,15 @@ struct compress_window {
     int64_t first;
     bool before; /* the window before it is of the same document */
 };
-/* doc: doc_start of the sequence or NULL. Of the tokens ratio j .. ratio (j + 1) - 1 only the document of the first can
- * end a window: a later one is too short by then. */
-HOST_DEVICE static inline struct compress_window compress_window_of(const int32_t *doc, int64_t j, int64_t ratio)
+/* doc: doc_start of the tokens from `start` on, or NULL; j: counted over the whole sequence. Of the tokens ratio j ..
+ * ratio (j + 1) - 1 only the document of the first can end a window: a later one is too short by then. */
+HOST_DEVICE static inline struct compress_window compress_window_of(const int32_t *doc, int64_t start, int64_t j,
+                                                                    int64_t ratio)
 {
-    int64_t t = j * ratio, begin = doc == NULL || doc[t] < 0 ? 0 : doc[t] < t ? doc[t] : t;
+    int64_t t = j * ratio, at = doc == NULL ? 0 : doc[t - start], begin = at < 0 ? 0 : at < t ? at : t;
     int64_t first = t - (t - begin) % ratio, last = first + ratio - 1;
     struct compress_window w = {first, first - ratio >= begin};
-    if (doc != NULL && (doc[last] < 0 ? 0 : doc[last]) != begin)
+    if (doc != NULL && (doc[last - start] < 0 ? 0 : doc[last - start]) != begin)
         w.first = -1;
     return w;
 }
@@ -85,8 +95,8 @@ HOST_DEVICE static inline struct compress_window compress_step_window(int64_t j,
 }
 /* The position of a window's first token, counted from its last, which is one of the tokens of the call; host memory.
  * */
-static inline int32_t compress_step_position(const struct tensor *pos, struct compress_window w, int64_t b,
-                                             int64_t ratio, int64_t start)
+static inline int32_t compress_position(const struct tensor *pos, struct compress_window w, int64_t b, int64_t ratio,
+                                        int64_t start)
 {
     if (w.first < 0)
         return 0;

@@ -11,7 +11,7 @@ enum { TILE = 64 };
 
 /* Where the tokens of an entry are: rows of x and z, or what is kept of earlier ones. */
 struct source {
-    const struct tensor *x, *z, *ape, *past; /* past: NULL in training */
+    const struct tensor *x, *z, *ape, *past; /* past: absent where there is none */
     int64_t start, ratio, width;             /* width: D */
     bool overlap;
 };
@@ -111,15 +111,15 @@ static const int32_t *documents(const struct tensor *doc, int64_t b)
 int CPU_NAME(compress_fwd_cpu)(struct lane *l, const struct compress_fwd_args *a)
 {
     TRY(compress_fwd_check(a, l->err));
-    struct source s = {&a->x, &a->z, &a->ape, NULL, 0, a->ratio, a->y.dim[2], a->overlap};
+    struct source s = {&a->x, &a->z, &a->ape, &a->past, a->start, a->ratio, a->y.dim[2], a->overlap};
 #pragma omp parallel for schedule(static) if (tensor_elems(&a->x) > 8192)
     for (int64_t r = 0; r < rows_of(&a->y); r++) {
         int64_t b = r / a->y.dim[1], j = r % a->y.dim[1];
-        struct compress_window w = compress_window_of(documents(&a->doc_start, b), j, a->ratio);
+        struct compress_window w =
+            compress_window_of(documents(&a->doc_start, b), a->start, a->start / a->ratio + j, a->ratio);
         entry_row(&s, w, b, f32_row(&a->y, r));
         if (present(&a->at))
-            ((int32_t *)a->at.data)[r] =
-                w.first < 0 ? 0 : ((const int32_t *)a->pos.data)[b * a->pos.stride[0] + w.first];
+            ((int32_t *)a->at.data)[r] = compress_position(&a->pos, w, b, a->ratio, a->start);
     }
     return ST_OK;
 }
@@ -150,19 +150,32 @@ static void place_gradient(const struct tile *restrict t, const float *restrict 
     }
 }
 
+/* Where the gradients of a place go: to a token of the call, or to one before it. */
+static inline void gradient_rows(const struct compress_bwd_args *a, int64_t b, struct place p, float **dx, float **dz)
+{
+    if (p.token >= a->start) {
+        *dx = f32_row(&a->dx, b * a->x.dim[1] + p.token - a->start) + p.channel;
+        *dz = f32_row(&a->dz, b * a->x.dim[1] + p.token - a->start) + p.channel;
+        return;
+    }
+    *dx = f32_row(&a->dpast, b * a->past.dim[1] + p.token % a->past.dim[1]) + p.channel;
+    *dz = *dx + a->x.dim[2];
+}
+
 static void entry_gradient(const struct compress_bwd_args *a, const struct source *s, struct compress_window w,
                            int64_t b, const float *dy, float *dape)
 {
     struct tile t;
-    int64_t channels = a->x.dim[2], rows = a->x.dim[1];
+    int64_t channels = a->x.dim[2];
     for (int64_t c = 0; c < s->width; c += TILE) {
         int64_t n = min_i64(TILE, s->width - c), count = places(s, w);
         entry_tile(s, w, b, c, n, &t);
         for (int64_t i = 0; i < count; i++) {
             struct place p = place_of(s, w, i, c);
-            place_gradient(&t, dy + c, token_row(s, false, b, p), token_row(s, true, b, p), ape_row(s, p),
-                           f32_row(&a->dx, b * rows + p.token) + p.channel,
-                           f32_row(&a->dz, b * rows + p.token) + p.channel, dape + p.row * channels + p.channel, n);
+            float *dx, *dz;
+            gradient_rows(a, b, p, &dx, &dz);
+            place_gradient(&t, dy + c, token_row(s, false, b, p), token_row(s, true, b, p), ape_row(s, p), dx, dz,
+                           dape + p.row * channels + p.channel, n);
         }
     }
 }
@@ -183,7 +196,7 @@ int CPU_NAME(compress_bwd_cpu)(struct lane *l, const struct compress_bwd_args *a
 {
     TRY(compress_bwd_check(a, l->err));
     TRY(check_work("compress_bwd", &a->work, CPU_NAME(compress_bwd_work_cpu)(a), l->err));
-    struct source s = {&a->x, &a->z, &a->ape, NULL, 0, a->ratio, a->dy.dim[2], a->overlap};
+    struct source s = {&a->x, &a->z, &a->ape, &a->past, a->start, a->ratio, a->dy.dim[2], a->overlap};
     int64_t channels = a->x.dim[2], blocks = blocks_of(a), entries = rows_of(&a->dy), size = a->ratio * channels;
     bool small = tensor_elems(&a->x) < 8192;
 #pragma omp parallel for schedule(static) if (!small)
@@ -191,6 +204,8 @@ int CPU_NAME(compress_bwd_cpu)(struct lane *l, const struct compress_bwd_args *a
         memset(f32_row(&a->dx, r), 0, (size_t)channels * sizeof(float));
         memset(f32_row(&a->dz, r), 0, (size_t)channels * sizeof(float));
     }
+    for (int64_t r = 0; present(&a->dpast) && r < rows_of(&a->dpast); r++)
+        memset(f32_row(&a->dpast, r), 0, (size_t)(2 * channels) * sizeof(float));
 #pragma omp parallel for schedule(static) if (!small)
     for (int64_t k = 0; k < blocks; k++) {
         float *dape = (float *)a->work.data + k * size;
@@ -198,7 +213,8 @@ int CPU_NAME(compress_bwd_cpu)(struct lane *l, const struct compress_bwd_args *a
         memset(dape, 0, (size_t)size * sizeof *dape);
         for (int64_t r = first; r < end; r++) {
             int64_t b = r / a->dy.dim[1], j = r % a->dy.dim[1];
-            struct compress_window w = compress_window_of(documents(&a->doc_start, b), j, a->ratio);
+            struct compress_window w =
+                compress_window_of(documents(&a->doc_start, b), a->start, a->start / a->ratio + j, a->ratio);
             if (w.first >= 0)
                 entry_gradient(a, &s, w, b, f32_row(&a->dy, r), dape);
         }
@@ -220,7 +236,7 @@ int CPU_NAME(compress_step_cpu)(struct lane *l, const struct compress_step_args 
         struct compress_window w = compress_step_window(j, a->ratio, start, n);
         entry_row(&s, w, b, f32_row(&a->y, r));
         if (present(&a->at))
-            ((int32_t *)a->at.data)[r] = compress_step_position(&a->pos, w, b, a->ratio, start);
+            ((int32_t *)a->at.data)[r] = compress_position(&a->pos, w, b, a->ratio, start);
     }
     for (int64_t b = 0; b < a->x.dim[0]; b++)
         for (int64_t t = max_i64(0, n - kept); t < n; t++) {

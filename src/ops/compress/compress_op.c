@@ -23,16 +23,30 @@ static int check_sizes(const char *op, const struct tensor *x, int64_t ratio, bo
     return ST_OK;
 }
 
+/* A part of a sequence begins where an entry does, and has the tokens before it at hand. */
+static int check_part(const char *op, int64_t start, const struct tensor *past, int64_t ratio, struct err *e)
+{
+    if (start < 0 || start > INT32_MAX / 2 || start % ratio != 0)
+        return err_set(e, ST_INVALID, "%s: start is %lld, expected a multiple of ratio, %lld", op, (long long)start,
+                       (long long)ratio);
+    if (start > 0 && past->rank == 0)
+        return err_set(e, ST_INVALID, "%s: tokens from %lld on without the ones before them (past)", op,
+                       (long long)start);
+    return ST_OK;
+}
+
 int compress_fwd_check(const struct compress_fwd_args *a, struct err *e)
 {
     TRY(op_check_fields(&compress_fwd_desc, a, e));
-    return check_sizes("compress_fwd", &a->x, a->ratio, a->overlap, e);
+    TRY(check_sizes("compress_fwd", &a->x, a->ratio, a->overlap, e));
+    return check_part("compress_fwd", a->start, &a->past, a->ratio, e);
 }
 
 int compress_bwd_check(const struct compress_bwd_args *a, struct err *e)
 {
     TRY(op_check_fields(&compress_bwd_desc, a, e));
-    return check_sizes("compress_bwd", &a->x, a->ratio, a->overlap, e);
+    TRY(check_sizes("compress_bwd", &a->x, a->ratio, a->overlap, e));
+    return check_part("compress_bwd", a->start, &a->past, a->ratio, e);
 }
 
 int compress_step_check(const struct compress_step_args *a, struct err *e)
@@ -99,10 +113,18 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
         ((int64_t *)t->data)[0] = (int64_t)c->dim[AT];
         return true;
     }
-    int64_t first = op_arg_index(c->desc, "start") >= 0 ? (int64_t)c->dim[AT] : 0;
+    bool step = op_arg_index(c->desc, "start") >= 0;
+    int64_t first = step ? (int64_t)c->dim[AT] : 0, before = step ? 0 : (int64_t)op_attr(c, "start");
     for (int64_t i = 0; op_arg_is(c, arg, "pos") && i < tensor_elems(t); i++)
         tensor_set(t, i, (double)(first + i % max_i64(1, t->dim[1])));
-    return op_arg_is(c, arg, "pos") || op_fill_documents(c, arg, t, key, 0.1);
+    if (op_arg_is(c, arg, "pos"))
+        return true;
+    bool documents = op_fill_documents(c, arg, t, key, 0.1);
+    for (int64_t i = 0; documents && before > 0 && i < tensor_elems(t); i++) { /* the first one began before */
+        int32_t *doc = (int32_t *)t->data + row_offset(t, i / t->dim[1]) + i % t->dim[1];
+        *doc = (int32_t)(*doc <= 0 ? max_i64(0, before - 5) : before + *doc);
+    }
+    return documents;
 }
 
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
@@ -122,24 +144,30 @@ static void step_cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample samples[] = {
-    {"no_doc_start=1"},
-    {"overlap=0"},
-    {"b=1 s=1 c=2 ratio=1 no_pos=1"},
-    {"b=1 s=3 c=2 no_doc_start=1"}, /* no window is complete */
-    {"b=0"},
-    {"s=0 no_doc_start=1"},
-    {"c=0 no_pos=1"},
-    {"b=3 s=29 c=10 ratio=3 acc_dape=1"},
-    {"b=2 s=66 c=34 ratio=8 overlap=0 strided=1"},
-    {"b=2 s=70 c=140 ratio=4 strided=1 acc_dape=1 no_pos=1"},
-    {"b=1 s=300 c=6 ratio=2 no_doc_start=1 acc_dape=1"},
-    {"b=2 s=280 c=70 ratio=40 overlap=0 no_doc_start=1"},
-    {"b=1 s=150 c=64 ratio=40 overlap=1"},
+    {"no_doc_start=1 no_past=1"},
+    {"overlap=0 no_past=1"},
+    {"b=1 s=1 c=2 ratio=1 no_pos=1 no_past=1"},
+    {"b=1 s=3 c=2 no_doc_start=1 no_past=1"}, /* no window is complete */
+    {"b=0 no_past=1"},
+    {"s=0 no_doc_start=1 no_past=1"},
+    {"c=0 no_pos=1 no_past=1"},
+    {"b=3 s=29 c=10 ratio=3 acc_dape=1 no_past=1"},
+    {"b=2 s=66 c=34 ratio=8 overlap=0 strided=1 no_past=1"},
+    {"b=2 s=70 c=140 ratio=4 strided=1 acc_dape=1 no_pos=1 no_past=1"},
+    {"b=1 s=300 c=6 ratio=2 no_doc_start=1 acc_dape=1 no_past=1"},
+    {"b=2 s=280 c=70 ratio=40 overlap=0 no_doc_start=1 no_past=1"},
+    {"b=1 s=150 c=64 ratio=40 overlap=1 no_past=1"},
+    /* Parts of sequences. */
+    {"start=8"},
+    {"b=1 s=9 c=2 start=4 overlap=0"},
+    {"b=3 s=29 c=10 ratio=3 start=9 acc_dape=1 strided=1"},
+    {"b=2 s=24 c=70 ratio=4 start=12 no_doc_start=1"},
+    {"b=2 s=90 c=34 ratio=40 overlap=0 start=40 no_pos=1"},
 };
 static const struct op_sample bench[] = {
-    {"b=4 s=1024 c=256 no_doc_start=1"},
-    {"b=1 s=65536 c=1024 no_doc_start=1 gpu=1"},
-    {"b=1 s=65536 c=512 ratio=128 overlap=0 no_doc_start=1 gpu=1"},
+    {"b=4 s=1024 c=256 no_doc_start=1 no_past=1"},
+    {"b=1 s=65536 c=1024 no_doc_start=1 gpu=1 no_past=1"},
+    {"b=1 s=65536 c=512 ratio=128 overlap=0 no_doc_start=1 gpu=1 no_past=1"},
 };
 static const struct op_sample step_samples[] = {
     {"first=0"},

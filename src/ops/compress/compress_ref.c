@@ -6,7 +6,7 @@
 
 /* Where the tokens of an entry are: rows of x and z, or what is kept of earlier ones. */
 struct source {
-    const struct tensor *x, *z, *ape, *past; /* past: NULL in training */
+    const struct tensor *x, *z, *ape, *past; /* past: absent where there is none */
     int64_t start, ratio, width;             /* width: D */
     bool overlap;
 };
@@ -75,15 +75,15 @@ static const int32_t *documents(const struct tensor *doc, int64_t b)
 int compress_fwd_ref(struct lane *l, const struct compress_fwd_args *a)
 {
     TRY(compress_fwd_check(a, l->err));
-    struct source s = {&a->x, &a->z, &a->ape, NULL, 0, a->ratio, a->y.dim[2], a->overlap};
+    struct source s = {&a->x, &a->z, &a->ape, &a->past, a->start, a->ratio, a->y.dim[2], a->overlap};
     for (int64_t r = 0; r < rows_of(&a->y); r++) {
         int64_t b = r / a->y.dim[1], j = r % a->y.dim[1];
-        struct compress_window w = compress_window_of(documents(&a->doc_start, b), j, a->ratio);
+        struct compress_window w =
+            compress_window_of(documents(&a->doc_start, b), a->start, a->start / a->ratio + j, a->ratio);
         for (int64_t c = 0; c < s.width; c++)
             f64_row(&a->y, r)[c] = w.first < 0 ? 0 : entry(&s, w, b, c);
         if (present(&a->at))
-            ((int32_t *)a->at.data)[r] =
-                w.first < 0 ? 0 : ((const int32_t *)a->pos.data)[b * a->pos.stride[0] + w.first];
+            ((int32_t *)a->at.data)[r] = compress_position(&a->pos, w, b, a->ratio, a->start);
     }
     return ST_OK;
 }
@@ -97,8 +97,10 @@ static void gradient(const struct compress_bwd_args *a, const struct source *s, 
         struct place p = place_of(s, w, i, c);
         double weight = exp(gate_of(s, p, b) - top) / sum;
         double dz = weight * dy * (value_of(s, false, b, p.token, p.channel) - y);
-        f64_row(&a->dx, b * a->x.dim[1] + p.token)[p.channel] = weight * dy;
-        f64_row(&a->dz, b * a->x.dim[1] + p.token)[p.channel] = dz;
+        bool own = p.token >= s->start;
+        int64_t row = own ? b * a->x.dim[1] + p.token - s->start : b * a->past.dim[1] + p.token % a->past.dim[1];
+        f64_row(own ? &a->dx : &a->dpast, row)[p.channel] = weight * dy;
+        f64_row(own ? &a->dz : &a->dpast, row)[p.channel + (own ? 0 : a->x.dim[2])] = dz;
         f64_row(&a->dape, p.row)[p.channel] += dz;
     }
 }
@@ -106,15 +108,19 @@ static void gradient(const struct compress_bwd_args *a, const struct source *s, 
 int compress_bwd_ref(struct lane *l, const struct compress_bwd_args *a)
 {
     TRY(compress_bwd_check(a, l->err));
-    struct source s = {&a->x, &a->z, &a->ape, NULL, 0, a->ratio, a->dy.dim[2], a->overlap};
+    struct source s = {&a->x, &a->z, &a->ape, &a->past, a->start, a->ratio, a->dy.dim[2], a->overlap};
     for (int64_t r = 0; r < rows_of(&a->x); r++)
         for (int64_t c = 0; c < cols_of(&a->x); c++)
             f64_row(&a->dx, r)[c] = f64_row(&a->dz, r)[c] = 0;
+    for (int64_t r = 0; present(&a->dpast) && r < rows_of(&a->dpast); r++)
+        for (int64_t c = 0; c < cols_of(&a->dpast); c++)
+            f64_row(&a->dpast, r)[c] = 0;
     for (int64_t i = 0; !a->acc_dape && i < tensor_elems(&a->dape); i++)
         f64_row(&a->dape, i / a->ape.dim[1])[i % a->ape.dim[1]] = 0;
     for (int64_t r = 0; r < rows_of(&a->dy); r++) {
         int64_t b = r / a->dy.dim[1], j = r % a->dy.dim[1];
-        struct compress_window w = compress_window_of(documents(&a->doc_start, b), j, a->ratio);
+        struct compress_window w =
+            compress_window_of(documents(&a->doc_start, b), a->start, a->start / a->ratio + j, a->ratio);
         for (int64_t c = 0; w.first >= 0 && c < s.width; c++)
             gradient(a, &s, w, b, c, f64_row(&a->dy, r)[c]);
     }
@@ -133,7 +139,7 @@ int compress_step_ref(struct lane *l, const struct compress_step_args *a)
         for (int64_t c = 0; c < s.width; c++)
             f64_row(&a->y, r)[c] = w.first < 0 ? 0 : entry(&s, w, b, c);
         if (present(&a->at))
-            ((int32_t *)a->at.data)[r] = compress_step_position(&a->pos, w, b, a->ratio, start);
+            ((int32_t *)a->at.data)[r] = compress_position(&a->pos, w, b, a->ratio, start);
     }
     for (int64_t b = 0; b < a->x.dim[0]; b++)
         for (int64_t t = max_i64(0, n - kept); t < n; t++)

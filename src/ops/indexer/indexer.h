@@ -15,13 +15,17 @@
  *     t_j = sum over heads g of exp(scale mq[i, g] . mk[j, g or 0] - lse[g, i]), p = t / sum t; no gradient is taken of
  *     it kl[i] = sum_j p_j (log p_j - log softmax(score_scale I)_j)
  *   mq [B, S, MH, MD], mk [B, Skv, MG, MD] real, MH % MG == 0, lse [B, MH, S] wide optional, else that of the same
- *   keys. kl [B, S] wide optional. loss F64 [1] optional (+)= coeff * mean of kl, rows in order. Gradients of scale[0]
- *   * coeff * mean kl, all three or none: dq, dk, dw (real). dk sums over queries in order. A row without keys has no
- *   loss.
+ *   keys. mass [ranks, B, S] wide optional, for ranks that have some of the heads each: sum t of every rank, of which
+ *   this is `rank`. kl of a row, and with it loss and gradients, then counts mass[rank] * ranks / sum mass times (once
+ *   if that sum is 0), so that the mean of the ranks' gradients is that of all heads. kl [B, S] wide optional. loss F64
+ *   [1] optional (+)= coeff * mean of kl, rows in order. Gradients of scale[0] * coeff * mean kl, all three or none:
+ *   dq, dk, dw (real). dk sums over queries in order. A row without keys has no loss.
+ *
+ * index_mass: mass [B, S] wide = sum_j t_j of index_loss; 0 of a row without keys.
  *
  * index_recall: recall F64 [1] (+)= the share of attention that the lists keep, sum_{j in idx} softmax(scale mq . mk)_j
  *   over all keys that the query sees, mean over heads and over every `every`-th query of each sequence, the last of
- *   each run (a shorter sequence: its last query). Scratch of all three grows linearly with Skv. */
+ *   each run (a shorter sequence: its last query). Scratch of all grows linearly with Skv. */
 #ifndef BRAID_OPS_INDEXER_H
 #define BRAID_OPS_INDEXER_H
 
@@ -47,6 +51,7 @@ OP_ARGS(index_topk, INDEX_TOPK_FIELDS);
     T(op, mq, FIXED, REAL, "b s mh md")                                                                                \
     T(op, mk, FIXED, REAL, "b skv mg md")                                                                              \
     T(op, lse, OPT_FIXED, WIDE, "b mh s")                                                                              \
+    T(op, mass, OPT_FIXED, WIDE, "ranks b s !")                                                                        \
     T(op, idx, OPT_FIXED, I32, "b s topk")                                                                             \
     T(op, doc_start, OPT, I32, "b s")                                                                                  \
     T(op, start, OPT, I64, "1")                                                                                        \
@@ -61,8 +66,22 @@ OP_ARGS(index_topk, INDEX_TOPK_FIELDS);
     N(op, double, score_scale, 0.5)                                                                                    \
     N(op, double, softmax_scale, 0.3)                                                                                  \
     N(op, int64_t, ratio, 1)                                                                                           \
+    N(op, int64_t, ranks, 2)                                                                                           \
+    N(op, int64_t, rank, 0)                                                                                            \
     N(op, bool, relu, 1)
 OP_ARGS(index_loss, INDEX_LOSS_FIELDS);
+#define INDEX_MASS_FIELDS(T, N, S, op)                                                                                 \
+    T(op, mq, FIXED, REAL, "b s mh md")                                                                                \
+    T(op, mk, FIXED, REAL, "b skv mg md")                                                                              \
+    T(op, lse, FIXED, WIDE, "b mh s")                                                                                  \
+    T(op, idx, OPT_FIXED, I32, "b s topk")                                                                             \
+    T(op, doc_start, OPT, I32, "b s")                                                                                  \
+    T(op, start, OPT, I64, "1")                                                                                        \
+    T(op, mass, OUT, WIDE, "b s !")                                                                                    \
+    T(op, work, WORK, U8, "")                                                                                          \
+    N(op, double, softmax_scale, 0.3)                                                                                  \
+    N(op, int64_t, ratio, 1)
+OP_ARGS(index_mass, INDEX_MASS_FIELDS);
 #define INDEX_RECALL_FIELDS(T, N, S, op)                                                                               \
     T(op, mq, FIXED, REAL, "b s mh md")                                                                                \
     T(op, mk, FIXED, REAL, "b skv mg md")                                                                              \
@@ -87,6 +106,14 @@ HOST_DEVICE static inline struct index_range index_visible(int64_t s, int64_t do
             end = s < from ? first : first + (s + 1 - from) / ratio;
     struct index_range r = {first, end < n_keys ? end : n_keys};
     return r;
+}
+/* How often row r of `rows` counts, in fp32: its share of the mass of all ranks, times their number. */
+HOST_DEVICE static inline float index_share(const float *mass, int64_t rows, int64_t ranks, int64_t rank, int64_t r)
+{
+    float all = 0;
+    for (int64_t k = 0; mass != NULL && k < ranks; k++)
+        all += mass[k * rows + r];
+    return all == 0 ? 1 : mass[rank * rows + r] / all * (float)ranks;
 }
 /* Queries of a sequence of n that index_recall looks at. Sizes of work are asked for before `every` is checked. */
 HOST_DEVICE static inline int64_t index_sampled(int64_t n, int64_t every)

@@ -137,9 +137,16 @@ int64_t CPU_NAME(index_loss_work_cpu)(const struct index_loss_args *a)
     return (omp_get_max_threads() * thread_floats(a) + block_rows(a) * row + rows) * (int64_t)sizeof(float);
 }
 
-static void target(const struct index_loss_args *a, const struct index_row *r, int64_t b, int64_t i, float *p, float *s)
+/* What attention weights are made of, whichever op asks. */
+struct attended {
+    const struct tensor *mq, *mk, *lse; /* lse absent: that of the row's own keys counts */
+    float scale;
+};
+
+/* Attention weights of all heads of a row, added up: p, and their sum. s: room for the scores of a head. */
+static float add_heads(const struct attended *a, const struct index_row *r, int64_t b, int64_t i, float *p, float *s)
 {
-    int64_t heads = a->mq.dim[2], per_group = heads / max_i64(1, a->mk.dim[2]);
+    int64_t heads = a->mq->dim[2], per_group = heads / max_i64(1, a->mk->dim[2]);
     float total = 0;
     memset(p, 0, (size_t)r->count * sizeof *p);
     for (int64_t h = 0; h < heads; h++) {
@@ -147,12 +154,11 @@ static void target(const struct index_loss_args *a, const struct index_row *r, i
         for (int64_t n = 0; n < r->count; n++) {
             int64_t j = index_key(r, n);
             s[n] = j < 0 ? -INFINITY
-                         : (float)a->softmax_scale *
-                               dot(head_at(&a->mq, b, i, h), head_at(&a->mk, b, j, h / per_group), a->mq.dim[3]);
+                         : a->scale * dot(head_at(a->mq, b, i, h), head_at(a->mk, b, j, h / per_group), a->mq->dim[3]);
             top = s[n] > top || isnan(s[n]) ? s[n] : top;
         }
-        if (present(&a->lse)) {
-            lse = row_at(&a->lse, b, h)[i];
+        if (present(a->lse)) {
+            lse = row_at(a->lse, b, h)[i];
         } else {
             for (int64_t n = 0; n < r->count; n++)
                 lse += s[n] == -INFINITY ? 0 : fast_expf(s[n] - top);
@@ -163,6 +169,14 @@ static void target(const struct index_loss_args *a, const struct index_row *r, i
     }
     for (int64_t n = 0; n < r->count; n++)
         total += p[n];
+    return total;
+}
+
+/* The same made to sum to 1. */
+static void target(const struct index_loss_args *a, const struct index_row *r, int64_t b, int64_t i, float *p, float *s)
+{
+    struct attended of = {&a->mq, &a->mk, &a->lse, (float)a->softmax_scale};
+    float total = add_heads(&of, r, b, i, p, s);
     for (int64_t n = 0; n < r->count; n++)
         p[n] = total == 0 ? p[n] : p[n] / total;
 }
@@ -223,9 +237,11 @@ static void one_row(const struct index_loss_args *a, int64_t r, float *kl, float
     struct index_row row = index_row_of(&a->idx, &a->doc_start, index_start(&a->start), a->ratio, a->k.dim[1], b, i);
     float *p = scratch, *s = p + index_most(&a->idx, a->k.dim[1]);
     target(a, &row, b, i, p, s);
-    kl[r] = row_loss(a, &row, b, i, p, s);
+    float share =
+        index_share(a->mass.data, a->q.dim[0] * a->q.dim[1], present(&a->mass) ? a->mass.dim[0] : 0, a->rank, r);
+    kl[r] = share * row_loss(a, &row, b, i, p, s);
     if (present(&a->dq)) {
-        double scale = ((const double *)a->scale.data)[0] * a->coeff * a->score_scale;
+        double scale = (double)share * ((const double *)a->scale.data)[0] * a->coeff * a->score_scale;
         row_gradient(a, &row, b, i, s, (float)(scale / (double)(a->q.dim[0] * a->q.dim[1])), add);
     }
 }
@@ -275,6 +291,29 @@ int CPU_NAME(index_loss_cpu)(struct lane *l, const struct index_loss_args *a)
     if (present(&a->loss)) {
         double *loss = a->loss.data;
         *loss = (a->acc_loss ? *loss : 0) + (rows > 0 ? a->coeff * total / (double)rows : 0);
+    }
+    return ST_OK;
+}
+
+int64_t CPU_NAME(index_mass_work_cpu)(const struct index_mass_args *a)
+{
+    return omp_get_max_threads() * 2 * index_most(&a->idx, a->mk.dim[1]) * (int64_t)sizeof(float);
+}
+
+int CPU_NAME(index_mass_cpu)(struct lane *l, const struct index_mass_args *a)
+{
+    TRY(index_mass_check(a, l->err));
+    if (present(&a->idx))
+        TRY(sparse_check_list("index_mass", &a->idx, a->mk.dim[1], l->err));
+    TRY(check_work("index_mass", &a->work, CPU_NAME(index_mass_work_cpu)(a), l->err));
+    struct attended of = {&a->mq, &a->mk, &a->lse, (float)a->softmax_scale};
+    int64_t most = index_most(&a->idx, a->mk.dim[1]), start = index_start(&a->start);
+#pragma omp parallel for schedule(static, 1)
+    for (int64_t r = 0; r < tensor_elems(&a->mass); r++) {
+        int64_t b = r / a->mq.dim[1], i = r % a->mq.dim[1];
+        struct index_row row = index_row_of(&a->idx, &a->doc_start, start, a->ratio, a->mk.dim[1], b, i);
+        float *p = (float *)a->work.data + omp_get_thread_num() * 2 * most;
+        ((float *)a->mass.data)[r] = add_heads(&of, &row, b, i, p, p + most);
     }
     return ST_OK;
 }

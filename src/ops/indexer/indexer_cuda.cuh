@@ -25,6 +25,8 @@ template <typename T> struct index_call {
     index_rows<float> w;
     const float *lse; /* NULL: that of the row's own keys */
     int64_t lse_batch, lse_head;
+    const float *mass; /* of every rank; NULL: rows count once */
+    int ranks, rank;
     const int32_t *idx; /* NULL: all keys that a row sees */
     int64_t idx_batch, idx_row;
     const int32_t *doc;

@@ -1,6 +1,6 @@
-/* index_loss and index_recall, CUDA version; see indexer.h. A block for each query: attention weights of its keys,
- * scores, loss, gradients of queries and weights. The gradient of keys is the work of another kernel, a block for each
- * key, which walks the queries of a chunk in order. */
+/* index_loss, index_mass and index_recall, CUDA version; see indexer.h. A block for each query: attention weights of
+ * its keys, scores, loss, gradients of queries and weights. The gradient of keys is the work of another kernel, a block
+ * for each key, which walks the queries of a chunk in order. */
 #include "ops/indexer/indexer_cuda.cuh"
 #include "ops/sparse/sparse_cuda.cuh"
 
@@ -175,12 +175,34 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     if (!scored)
         row_scores(c, keys, b, i, s, z, q);
     float loss = row_loss(keys, p, s, scratch);
+    int64_t at = b * (int64_t)c.rows + i;
+    float share = index_share(c.mass, (int64_t)c.batch * c.rows, c.ranks, c.rank, at);
     if (threadIdx.x == 0)
-        kl[b * (int64_t)c.rows + i] = keys.count > 0 ? loss : 0.0f;
+        kl[at] = keys.count > 0 ? share * loss : 0.0f;
+    for (int n = threadIdx.x; c.mass != NULL && n < keys.count; n += ROW_THREADS)
+        p[n] *= share;
     if (c.dq.data == NULL || scored)
         return;
     __syncthreads();
     row_gradient(c, keys, b, i, p, z, (float)(scale[0] * factor));
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    mass_rows(const __grid_constant__ index_call<T> c, int b, int first, float *target, float *mass, bool added)
+{
+    DYNAMIC_SHARED(float, q, 4);
+    __shared__ float scratch[ROW_WARPS];
+    int64_t i = first + blockIdx.x;
+    key_list keys = keys_of(c, b, i);
+    float *p = target + (int64_t)blockIdx.x * 2 * c.most, total = 0;
+    if (!added)
+        add_heads(c, keys, b, i, p, p + c.most, q, scratch);
+    for (int n = threadIdx.x; n < keys.count; n += ROW_THREADS)
+        total += p[n];
+    total = block_sum<ROW_THREADS>(total, scratch);
+    if (threadIdx.x == 0)
+        mass[b * (int64_t)c.rows + i] = total;
 }
 
 static __global__ void __launch_bounds__(256) fill_places(int32_t *to, int64_t n)
@@ -281,6 +303,9 @@ template <typename T> static index_call<T> call_of(const struct index_loss_args 
     c.lse = (const float *)a->lse.data;
     c.lse_batch = present(&a->lse) ? a->lse.stride[0] : 0;
     c.lse_head = present(&a->lse) ? a->lse.stride[1] : 0;
+    c.mass = (const float *)a->mass.data;
+    c.ranks = (int)(present(&a->mass) ? a->mass.dim[0] : 0);
+    c.rank = (int)a->rank;
     c.idx = (const int32_t *)a->idx.data;
     c.idx_batch = present(&a->idx) ? a->idx.stride[0] : 0;
     c.idx_row = present(&a->idx) ? a->idx.stride[1] : 0;
@@ -422,6 +447,65 @@ extern "C" int index_loss_cuda(struct lane *l, const struct index_loss_args *a)
     TRY(index_loss_check(a, l->err));
     TRY(check_work("index_loss", &a->work, index_loss_work_cuda(a), l->err));
     BY_REAL(a->q.dtype, T, return run_loss<T>(l, a));
+}
+
+/* ---- mass ------------------------------------------------------------------------------------ */
+
+/* The call of index_loss whose target this adds up; of its own scores it has none. */
+static struct index_loss_args loss_of(const struct index_mass_args *a)
+{
+    struct index_loss_args loss = {};
+    loss.q = a->mq;
+    loss.k = loss.mk = a->mk;
+    loss.mq = a->mq;
+    loss.lse = a->lse;
+    loss.idx = a->idx;
+    loss.doc_start = a->doc_start;
+    loss.start = a->start;
+    loss.softmax_scale = a->softmax_scale;
+    loss.ratio = a->ratio;
+    return loss;
+}
+
+/* Rows at once: weights, and room for the scores of a head, of each. */
+static int64_t mass_chunk(const struct index_mass_args *a)
+{
+    enum { MOST_BYTES = 1 << 28 };
+    struct index_loss_args loss = loss_of(a);
+    return min_i64(max_i64(1, a->mq.dim[1]), max_i64(1, MOST_BYTES / max_i64(1, 2 * most_keys(&loss) * 4)));
+}
+
+extern "C" int64_t index_mass_work_cuda(const struct index_mass_args *a)
+{
+    struct index_loss_args loss = loss_of(a);
+    return mass_chunk(a) * 2 * most_keys(&loss) * 4;
+}
+
+template <typename T> static int run_mass(struct lane *l, const struct index_mass_args *a)
+{
+    struct index_loss_args loss = loss_of(a);
+    index_call<T> c = call_of<T>(&loss);
+    int chunk = (int)mass_chunk(a), smem = c.main_width * 4;
+    float *target = (float *)a->work.data;
+    enum sparse_path path = weights_path(l, &loss);
+    bool cores = path != SPARSE_PATH_PLAIN;
+    auto kernel = mass_rows<T>;
+    NEEDS_SMEM(l, kernel, smem);
+    for (int b = 0; b < c.batch; b++)
+        for (int first = 0; first < c.rows; first += chunk) {
+            int count = (int)min_i64(chunk, c.rows - first);
+            if (cores)
+                TRY(add_on_cores(l, &loss, c, b, first, count, target, path));
+            LAUNCH(l, kernel, count, ROW_THREADS, smem, c, b, first, target, (float *)a->mass.data, cores);
+        }
+    return ST_OK;
+}
+
+extern "C" int index_mass_cuda(struct lane *l, const struct index_mass_args *a)
+{
+    TRY(index_mass_check(a, l->err));
+    TRY(check_work("index_mass", &a->work, index_mass_work_cuda(a), l->err));
+    BY_REAL(a->mq.dtype, T, return run_mass<T>(l, a));
 }
 
 /* ---- recall ---------------------------------------------------------------------------------- */

@@ -37,7 +37,17 @@ int index_loss_check(const struct index_loss_args *a, struct err *e)
 {
     TRY(op_check_fields(&index_loss_desc, a, e));
     TRY(check_groups("index_loss", &a->mq, &a->mk, e));
+    if (a->mass.rank > 0 && (a->rank < 0 || a->rank >= a->ranks))
+        return err_set(e, ST_INVALID, "index_loss: rank %lld of %lld whose mass is given", (long long)a->rank,
+                       (long long)a->ranks);
     return check_keys("index_loss", a->q.dim[1], a->k.dim[1], a->ratio, e);
+}
+
+int index_mass_check(const struct index_mass_args *a, struct err *e)
+{
+    TRY(op_check_fields(&index_mass_desc, a, e));
+    TRY(check_groups("index_mass", &a->mq, &a->mk, e));
+    return check_keys("index_mass", a->mq.dim[1], a->mk.dim[1], a->ratio, e);
 }
 
 int index_recall_check(const struct index_recall_args *a, struct err *e)
@@ -116,6 +126,11 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
     }
     if (op_arg_is(c, arg, "doc_start"))
         return op_fill_documents(c, arg, t, key, 0.1);
+    bool mass = op_arg_is(c, arg, "mass") && c->desc->args[arg].role != ARG_OUT;
+    for (int64_t i = 0; mass && i < tensor_elems(t); i++)
+        tensor_set(t, i, (double)(float)(0.1 + rng_uniform(key, (uint64_t)i)));
+    if (mass)
+        return true;
     bool scale = op_arg_is(c, arg, "scale"), dkl = op_arg_is(c, arg, "dkl"), lse = op_arg_is(c, arg, "lse");
     for (int64_t i = 0; (scale || dkl || lse) && i < tensor_elems(t); i++)
         tensor_set(t, i,
@@ -149,6 +164,14 @@ static void loss_cost(const struct op_call *c, struct op_cost *out)
         a->idx.rank > 0 ? (double)tensor_elems(&a->idx) : seen_pairs(a->q.dim[0], a->q.dim[1], a->k.dim[1], a->ratio);
     double own = (double)(a->q.dim[2] * a->q.dim[3]) * (a->dq.rank > 0 ? 3 : 1);
     *out = (struct op_cost){.flops = 2 * pairs * (own + (double)(a->mq.dim[2] * a->mq.dim[3])), .bytes = op_bytes(c)};
+}
+
+static void mass_cost(const struct op_call *c, struct op_cost *out)
+{
+    OP_UNPACK(index_mass, a, c);
+    double pairs = a->idx.rank > 0 ? (double)tensor_elems(&a->idx)
+                                   : seen_pairs(a->mq.dim[0], a->mq.dim[1], a->mk.dim[1], a->ratio);
+    *out = (struct op_cost){.flops = 2 * pairs * (double)(a->mq.dim[2] * a->mq.dim[3]), .bytes = op_bytes(c)};
 }
 
 static void recall_cost(const struct op_call *c, struct op_cost *out)
@@ -189,32 +212,47 @@ static const struct op_sample topk_bench[] = {
     {"b=1 s=65536 h=64 d=128 topk=2048 no_doc_start=1 no_start=1 gpu=1"},
 };
 static const struct op_sample loss_samples[] = {
-    {"no_doc_start=1 no_idx=1 no_lse=1"},
-    {"b=1 s=1 h=1 d=1 mh=1 md=1 topk=1 no_lse=1"},
-    {"b=0 no_idx=1"},
-    {"s=0"},
-    {"b=1 s=6 h=3 d=7 mh=4 mg=4 md=5 topk=3 acc_loss=1"},
+    {"no_doc_start=1 no_idx=1 no_lse=1 no_mass=1"},
+    {"b=1 s=1 h=1 d=1 mh=1 md=1 topk=1 no_lse=1 no_mass=1"},
+    {"b=0 no_idx=1 no_mass=1"},
+    {"s=0 no_mass=1"},
+    {"b=1 s=6 h=3 d=7 mh=4 mg=4 md=5 topk=3 acc_loss=1 no_mass=1"},
     {"b=2 s=9 h=2 d=8 mh=3 mg=1 md=9 topk=4 no_lse=1 relu=0"},
     {"b=2 s=11 h=2 d=8 mh=2 mg=2 md=6 no_idx=1 coeff=0.1"},
-    {"b=1 s=33 skv=8 h=2 d=6 mh=4 mg=1 md=6 topk=5 ratio=4 no_doc_start=1 no_start=1"},
-    {"b=2 s=33 skv=11 h=2 d=6 mh=4 mg=1 md=6 ratio=3 no_idx=1"},
-    {"b=1 s=37 h=5 d=16 mh=6 mg=1 md=24 topk=12 strided=1"},
+    {"b=1 s=33 skv=8 h=2 d=6 mh=4 mg=1 md=6 topk=5 ratio=4 no_doc_start=1 no_start=1 no_mass=1"},
+    {"b=2 s=33 skv=11 h=2 d=6 mh=4 mg=1 md=6 ratio=3 no_idx=1 ranks=3 rank=2"},
+    {"b=1 s=37 h=5 d=16 mh=6 mg=1 md=24 topk=12 strided=1 ranks=1"},
     /* The second part of a sequence. */
-    {"b=2 s=5 skv=13 h=2 d=6 mh=4 mg=2 md=6 topk=7 no_doc_start=1"},
-    {"b=2 s=5 skv=13 h=2 d=6 mh=3 md=6 no_idx=1 no_doc_start=1"},
+    {"b=2 s=5 skv=13 h=2 d=6 mh=4 mg=2 md=6 topk=7 no_doc_start=1 no_mass=1"},
+    {"b=2 s=5 skv=13 h=2 d=6 mh=3 md=6 no_idx=1 no_doc_start=1 no_mass=1"},
     /* Tensor cores. So many products that some lie at the kink of relu, where differences are not derivatives. */
     {"b=2 s=40 h=3 d=16 mh=70 mg=1 md=160 topk=37 softmax_scale=0.05 no_doc_start=1"},
-    {"b=2 s=20 h=3 d=16 mh=70 mg=1 md=192 topk=37 softmax_scale=0.05 no_doc_start=1"},
-    {"b=2 s=90 h=20 d=64 mh=2 mg=1 md=8 topk=70 no_doc_start=1"},
+    {"b=2 s=20 h=3 d=16 mh=70 mg=1 md=192 topk=37 softmax_scale=0.05 no_doc_start=1 no_mass=1"},
+    {"b=2 s=90 h=20 d=64 mh=2 mg=1 md=8 topk=70 no_doc_start=1 ranks=4 rank=1"},
     {"b=1 s=80 h=5 d=128 mh=2 mg=2 md=8 no_idx=1 no_lse=1"},
-    {"b=1 s=70 h=64 d=128 mh=2 mg=1 md=8 topk=65 relu=0 no_doc_start=1"},
-    {"b=1 s=12 h=2 d=8 mh=16 mg=1 md=576 topk=9 softmax_scale=0.03"},
+    {"b=1 s=70 h=64 d=128 mh=2 mg=1 md=8 topk=65 relu=0 no_doc_start=1 no_mass=1"},
+    {"b=1 s=12 h=2 d=8 mh=16 mg=1 md=576 topk=9 softmax_scale=0.03 no_mass=1"},
 };
 enum { BACKWARD_ONLY = 6 }; /* of loss_samples */
 static const struct op_sample loss_bench[] = {
-    {"b=1 s=256 h=4 d=32 mh=8 mg=1 md=80 topk=64 no_doc_start=1"},
-    {"b=1 s=8192 h=64 d=128 mh=128 mg=1 md=576 topk=2048 no_doc_start=1 gpu=1"},
-    {"b=1 s=65536 h=64 d=128 mh=128 mg=1 md=576 topk=2048 no_doc_start=1 gpu=1"},
+    {"b=1 s=256 h=4 d=32 mh=8 mg=1 md=80 topk=64 no_doc_start=1 no_mass=1"},
+    {"b=1 s=8192 h=64 d=128 mh=128 mg=1 md=576 topk=2048 no_doc_start=1 gpu=1 no_mass=1"},
+    {"b=1 s=65536 h=64 d=128 mh=128 mg=1 md=576 topk=2048 no_doc_start=1 gpu=1 no_mass=1"},
+};
+static const struct op_sample mass_samples[] = {
+    {"no_doc_start=1 no_idx=1"},
+    {"b=1 s=1 mh=1 md=1 topk=1"},
+    {"b=0"},
+    {"s=0"},
+    {"b=2 s=5 skv=13 mh=4 mg=2 md=6 topk=7 no_doc_start=1"}, /* the second part of a sequence */
+    {"b=2 s=33 skv=11 mh=4 md=6 ratio=3 no_idx=1 no_start=1"},
+    {"b=1 s=37 mh=6 mg=1 md=24 topk=12 strided=1"},
+    {"b=2 s=40 mh=70 mg=1 md=160 topk=37 softmax_scale=0.05 no_doc_start=1"},
+    {"b=1 s=12 mh=16 mg=1 md=512 topk=9 softmax_scale=0.03"},
+};
+static const struct op_sample mass_bench[] = {
+    {"b=1 s=256 mh=8 mg=1 md=80 topk=64 no_doc_start=1"},
+    {"b=1 s=8192 skv=2048 mh=16 mg=1 md=512 topk=512 ratio=4 no_doc_start=1 no_start=1 gpu=1"},
 };
 static const struct op_sample recall_samples[] = {
     {"no_doc_start=1"},
@@ -285,6 +323,21 @@ const struct op_desc index_loss_bwd_desc = {
     .narrow = 2e-2,
     OP_LIST(samples, loss_samples),
     OP_LIST(bench, loss_bench),
+};
+OP_FIELDS(index_mass, INDEX_MASS_FIELDS, );
+OP_ATTRS(index_mass, INDEX_MASS_FIELDS, OP_ATTR_EXTRA("topk", 3));
+OP_CALLS(index_mass);
+const struct op_desc index_mass_desc = {
+    OP_IS(index_mass),
+    .summary = "attention weights of a row's keys, added up over heads",
+    OP_LIST(dims, dims),
+    .sample_dims = keys_unless_named,
+    .cost = mass_cost,
+    .sample_fill = fill,
+    .tolerance = 1e-5,
+    .narrow = 1e-2,
+    OP_LIST(samples, mass_samples),
+    OP_LIST(bench, mass_bench),
 };
 OP_FIELDS(index_recall, INDEX_RECALL_FIELDS, );
 OP_ATTRS(index_recall, INDEX_RECALL_FIELDS, OP_ATTR_EXTRA("topk", 3));

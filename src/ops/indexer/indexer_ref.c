@@ -83,12 +83,16 @@ int index_topk_ref(struct lane *l, const struct index_topk_args *a)
 
 /* ---- loss ------------------------------------------------------------------------------------ */
 
-/* Attention weights of all heads of a row, added up and made to sum to 1: p. own: lse is not given, so that of these
- * keys counts; s: room for the scores of a head. */
-static void target(const struct index_loss_args *a, const struct index_row *r, int64_t b, int64_t i, double *p,
-                   double *s)
+/* What attention weights are made of, whichever op asks. */
+struct attended {
+    const struct tensor *mq, *mk, *lse; /* lse absent: that of the row's own keys counts */
+    double scale;
+};
+
+/* Attention weights of all heads of a row, added up: p, and their sum. s: room for the scores of a head. */
+static double add_heads(const struct attended *a, const struct index_row *r, int64_t b, int64_t i, double *p, double *s)
 {
-    int64_t heads = a->mq.dim[2], per_group = heads / max_i64(1, a->mk.dim[2]);
+    int64_t heads = a->mq->dim[2], per_group = heads / max_i64(1, a->mk->dim[2]);
     double total = 0;
     for (int64_t n = 0; n < r->count; n++)
         p[n] = 0;
@@ -97,12 +101,11 @@ static void target(const struct index_loss_args *a, const struct index_row *r, i
         for (int64_t n = 0; n < r->count; n++) {
             int64_t j = index_key(r, n);
             s[n] = j < 0 ? -INFINITY
-                         : a->softmax_scale *
-                               dot(head_at(&a->mq, b, i, h), head_at(&a->mk, b, j, h / per_group), a->mq.dim[3]);
+                         : a->scale * dot(head_at(a->mq, b, i, h), head_at(a->mk, b, j, h / per_group), a->mq->dim[3]);
             top = fmax(top, s[n]);
         }
-        if (present(&a->lse))
-            lse = row_at(&a->lse, b, h)[i];
+        if (present(a->lse))
+            lse = row_at(a->lse, b, h)[i];
         else {
             for (int64_t n = 0; n < r->count; n++)
                 lse += s[n] > -INFINITY ? exp(s[n] - top) : 0;
@@ -113,8 +116,28 @@ static void target(const struct index_loss_args *a, const struct index_row *r, i
     }
     for (int64_t n = 0; n < r->count; n++)
         total += p[n];
+    return total;
+}
+
+/* The same made to sum to 1. */
+static void target(const struct index_loss_args *a, const struct index_row *r, int64_t b, int64_t i, double *p,
+                   double *s)
+{
+    struct attended of = {&a->mq, &a->mk, &a->lse, a->softmax_scale};
+    double total = add_heads(&of, r, b, i, p, s);
     for (int64_t n = 0; n < r->count; n++)
         p[n] = total > 0 ? p[n] / total : p[n];
+}
+
+/* How often row r counts; see index_share(). */
+static double share_of(const struct index_loss_args *a, int64_t r)
+{
+    const double *mass = a->mass.data;
+    int64_t rows = a->q.dim[0] * a->q.dim[1], ranks = present(&a->mass) ? a->mass.dim[0] : 0;
+    double all = 0;
+    for (int64_t k = 0; k < ranks; k++)
+        all += mass[k * rows + r];
+    return all == 0 ? 1 : mass[a->rank * rows + r] / all * (double)ranks;
 }
 
 /* The loss of a row; s becomes softmax(score_scale I) - p, the gradient of it by score_scale I. */
@@ -186,17 +209,39 @@ int index_loss_ref(struct lane *l, const struct index_loss_args *a)
         int64_t b = r / a->q.dim[1], i = r % a->q.dim[1];
         struct index_row row = index_row_of(&a->idx, &a->doc_start, start, a->ratio, a->k.dim[1], b, i);
         target(a, &row, b, i, p, s);
-        double kl = row_loss(a, &row, b, i, p, s);
+        double share = share_of(a, r), kl = share * row_loss(a, &row, b, i, p, s);
         total += kl;
         if (present(&a->kl))
             ((double *)a->kl.data)[r] = kl;
         if (present(&a->dq))
             row_gradient(a, &row, b, i, s,
-                         ((const double *)a->scale.data)[0] * a->coeff * a->score_scale / (double)rows);
+                         share * ((const double *)a->scale.data)[0] * a->coeff * a->score_scale / (double)rows);
     }
     if (present(&a->loss)) {
         double *loss = a->loss.data;
         *loss = (a->acc_loss ? *loss : 0) + (rows > 0 ? a->coeff * total / (double)rows : 0);
+    }
+    return ST_OK;
+}
+
+int64_t index_mass_work_ref(const struct index_mass_args *a)
+{
+    return 2 * index_most(&a->idx, a->mk.dim[1]) * (int64_t)sizeof(double);
+}
+
+int index_mass_ref(struct lane *l, const struct index_mass_args *a)
+{
+    TRY(index_mass_check(a, l->err));
+    if (present(&a->idx))
+        TRY(sparse_check_list("index_mass", &a->idx, a->mk.dim[1], l->err));
+    TRY(check_work("index_mass", &a->work, index_mass_work_ref(a), l->err));
+    struct attended of = {&a->mq, &a->mk, &a->lse, a->softmax_scale};
+    double *p = a->work.data, *s = p + index_most(&a->idx, a->mk.dim[1]);
+    int64_t start = index_start(&a->start);
+    for (int64_t r = 0; r < tensor_elems(&a->mass); r++) {
+        int64_t b = r / a->mq.dim[1], i = r % a->mq.dim[1];
+        struct index_row row = index_row_of(&a->idx, &a->doc_start, start, a->ratio, a->mk.dim[1], b, i);
+        ((double *)a->mass.data)[r] = add_heads(&of, &row, b, i, p, s);
     }
     return ST_OK;
 }

@@ -19,7 +19,7 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" int keylist_cuda(struct lane *l, const struct keylist_args *a)
 {
     TRY(keylist_check(a, l->err));
-    struct keylist_rule rule = {a->window, a->most, a->base, a->entries, a->ratio};
+    struct keylist_rule rule = {a->window, a->most, a->base, a->entries, a->ratio, a->origin};
     int64_t total = tensor_elems(&a->idx);
     bool selected = present(&a->sel), documents = present(&a->doc_start);
     LAUNCH(l, fill_lists, (unsigned)ceil_div(total, THREADS), THREADS, 0, (int32_t *)a->idx.data,

@@ -5,6 +5,7 @@
  *   then base + the entries that it sees, ascending: those of sel [batch, seq, most] I32 if given (index_topk,
  *   negative:
  *   none), else all (index_visible() with n_keys = entries; the first `most` of them). The rest of either part is -1.
+ *   A part of a sequence may keep fewer tokens: row 0 is token `origin`, which is not above start - window + 1 (or 0).
  *   doc_start I32 [batch, seq] optional: index of the first token of this token's document. ratio 0: no entries. */
 #ifndef BRAID_OPS_KEYLIST_H
 #define BRAID_OPS_KEYLIST_H
@@ -21,6 +22,7 @@
     N(op, int64_t, window, 4)                                                                                          \
     N(op, int64_t, most, 3)                                                                                            \
     N(op, int64_t, base, 13)                                                                                           \
+    N(op, int64_t, origin, 0)                                                                                          \
     N(op, int64_t, entries, 3)                                                                                         \
     N(op, int64_t, ratio, 4)
 OP_ARGS(keylist, KEYLIST_FIELDS);

@@ -6,7 +6,7 @@ int CPU_NAME(keylist_cpu)(struct lane *l, const struct keylist_args *a)
 {
     TRY(keylist_check(a, l->err));
     TRY(keylist_values_check(a, l->err));
-    struct keylist_rule rule = {a->window, a->most, a->base, a->entries, a->ratio};
+    struct keylist_rule rule = {a->window, a->most, a->base, a->entries, a->ratio, a->origin};
     int64_t start = index_start(&a->start), width = a->window + a->most;
 #pragma omp parallel for schedule(static) if (a->batch * a->seq * width > 16384)
     for (int64_t r = 0; r < a->batch * a->seq; r++) {

@@ -7,7 +7,7 @@
 
 /* What a list depends on, beside its query's document and sel. */
 struct keylist_rule {
-    int64_t window, most, base, entries, ratio;
+    int64_t window, most, base, entries, ratio, origin;
 };
 
 /* Place k of the list of the query at token s; doc: first token of its document; sel: its selected entries or NULL. */
@@ -17,7 +17,7 @@ HOST_DEVICE static inline int32_t keylist_place(struct keylist_rule r, int64_t s
     int64_t from = doc > 0 ? doc : 0;
     if (k < r.window) {
         int64_t first = s - r.window + 1 > from ? s - r.window + 1 : from;
-        return first + k <= s ? (int32_t)(first + k) : -1;
+        return first + k <= s && first + k >= r.origin ? (int32_t)(first + k - r.origin) : -1;
     }
     if (sel != NULL)
         return sel[k - r.window] < 0 ? -1 : (int32_t)(r.base + sel[k - r.window]);

@@ -5,8 +5,8 @@
 
 int keylist_check(const struct keylist_args *a, struct err *e)
 {
-    const int64_t all[] = {a->batch, a->seq, a->window, a->most, a->base, a->entries, a->ratio};
-    static const char *const names[] = {"batch", "seq", "window", "most", "base", "entries", "ratio"};
+    const int64_t all[] = {a->batch, a->seq, a->window, a->most, a->base, a->entries, a->ratio, a->origin};
+    static const char *const names[] = {"batch", "seq", "window", "most", "base", "entries", "ratio", "origin"};
     for (int i = 0; i < countof(all); i++)
         if (all[i] < 0 || all[i] > INT32_MAX / 2)
             return err_set(e, ST_INVALID, "keylist: %s is %lld, expected 0 to 2^30 - 1", names[i], (long long)all[i]);
@@ -16,7 +16,10 @@ int keylist_check(const struct keylist_args *a, struct err *e)
 int keylist_values_check(const struct keylist_args *a, struct err *e)
 {
     int64_t start = index_start(&a->start);
-    if (start < 0 || start > a->base - a->seq)
+    if (a->origin > max_i64(0, start - a->window + 1))
+        return err_set(e, ST_INVALID, "keylist: tokens from %lld on are too few for a window of %lld behind token %lld",
+                       (long long)a->origin, (long long)a->window, (long long)start);
+    if (start < 0 || start - a->origin > a->base - a->seq)
         return err_set(e, ST_INVALID,
                        "keylist: %lld queries from token %lld on are beyond the %lld tokens among the keys",
                        (long long)a->seq, (long long)start, (long long)a->base);
@@ -58,6 +61,8 @@ static const struct op_sample samples[] = {
     {"batch=2 seq=3 window=8 most=20 base=90 entries=23 first=70 no_doc_start=1 no_sel=1"},
     {"batch=2 seq=3 window=8 most=5 base=90 entries=23 first=87 no_doc_start=1"},
     {"batch=1 seq=300 window=128 most=2 base=300 entries=2 ratio=128 no_start=1 no_sel=1"},
+    {"batch=2 seq=5 window=4 most=3 base=8 entries=6 first=20 origin=17"}, /* few tokens before a part */
+    {"batch=2 seq=9 window=4 most=9 base=12 entries=9 first=33 origin=30 no_sel=1 no_doc_start=1"},
     {"batch=1 seq=20 window=50 most=0 base=20 entries=0 ratio=0 no_start=1"},
 };
 static const struct op_sample bench[] = {

@@ -6,7 +6,7 @@ int keylist_ref(struct lane *l, const struct keylist_args *a)
 {
     TRY(keylist_check(a, l->err));
     TRY(keylist_values_check(a, l->err));
-    struct keylist_rule rule = {a->window, a->most, a->base, a->entries, a->ratio};
+    struct keylist_rule rule = {a->window, a->most, a->base, a->entries, a->ratio, a->origin};
     int64_t start = index_start(&a->start), width = a->window + a->most;
     for (int64_t r = 0; r < a->batch * a->seq; r++) {
         int64_t b = r / a->seq, i = r % a->seq;
