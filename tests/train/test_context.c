@@ -283,10 +283,10 @@ static void mistakes_of_other_programs_are_found(void **state)
         {"cp_gradients_of_window_lost", "model.pattern=W-W- model.mla_q_rank=10", lose_gradients_of_window, "CP2"},
         {"cp_gradients_of_entries_lost", "model.pattern=H-H- model.mla_q_rank=10", lose_gradients_of_entries, "CP2"},
         {"cp_gradients_of_indexer_entries_lost", "model.pattern=C-C- model.mla_q_rank=10",
-         lose_gradients_of_indexer_entries},
+         lose_gradients_of_indexer_entries, "CP2"},
         {"cp_window_before_missing", "model.pattern=C-C- model.mla_q_rank=10", lose_the_window_before, "CP2"},
         {"cp_gradients_of_window_before_lost", "model.pattern=H-H- model.mla_q_rank=10" PACKED,
-         lose_gradients_of_window_before},
+         lose_gradients_of_window_before, "CP2"},
         /* Megatron-LM 5706: prediction depths with contiguous chunks */
         {"cp_labels_shifted_after_the_cut", "model.pattern=*-*-/*-", cut_labels, "CP2"},
         {"cp_positions_from_zero", "model.pattern=*-*-", count_positions_from_zero, "CP2"},
