@@ -185,9 +185,9 @@ def model_loss(params, mixer, tokens, labels):
 
 
 LAYERS = [  # name, options, references
-    ("groups", {"hidden": 32, "heads": 8, "dim": 8, "state": 16, "groups": 4}, ("loop",)),
+    ("groups", {"hidden": 32, "heads": 8, "dim": 8, "state": 16, "groups": 4}, ("loop", "Mamba2")),
     ("odd sizes, clamps", {"hidden": 24, "heads": 3, "dim": 5, "state": 7, "groups": 1, "dt_min": 0.01, "dt_max": 0.05}, ("loop",)),
-    ("whole norm", {"hidden": 32, "heads": 8, "dim": 8, "state": 16, "groups": 2, "norm": "whole"}, ("loop", "Mamba2")),
+    ("whole norm", {"hidden": 32, "heads": 8, "dim": 8, "state": 16, "groups": 2, "norm": "whole"}, ("loop",)),
     ("steps of at least 0.001", {"hidden": 32, "heads": 8, "dim": 8, "state": 16, "groups": 4, "dt_min": 0.001}, ("loop", "NemotronH")),
 ]
 

@@ -296,8 +296,9 @@ const struct option config_options[] = {
     ROW(model.mamba_dt_max, "0", OPT_MODEL, RANGE(0, 1e6), HELP(
         "Largest time step of a Mamba-2 head; 0 = no bound.")),
     ROW(model.mamba_norm, "group", OPT_MODEL, ONE_OF(mamba_norm_values), HELP(
-        "What the norm behind the Mamba-2 gate averages over: each group, as Megatron and Nemotron-H do, or "
-        "the whole inner width, as Hugging Face Mamba2 and Bamba do.")),
+        "What the norm behind the Mamba-2 gate averages over: each group, as mamba_ssm, Megatron and transformers do, "
+        "or "
+        "the whole inner width, as Mamba2 and Bamba of transformers before 5.23 did.")),
     ROW(model.experts, "8", OPT_MODEL, RANGE(1, 1024), ALIAS("num-experts"), HELP(
         "Experts of a mixture-of-experts layer.")),
     ROW(model.topk, "2", OPT_MODEL, RANGE(1, 64), ALIAS("moe-router-topk"), HELP(

@@ -191,8 +191,14 @@ struct object_ctx {
 
 static int object_line(void *ctx, const uint8_t *line, size_t n, bool *good, char *why, size_t size, struct err *e)
 {
+    /* some programs begin a file with it; joined files have several */
+    static const uint8_t mark[] = {0xef, 0xbb, 0xbf};
     const struct object_ctx *c = ctx;
     json_error_t error;
+    if (n >= sizeof mark && memcmp(line, mark, sizeof mark) == 0) {
+        line += sizeof mark;
+        n -= sizeof mark;
+    }
     json_t *root = json_loadb((const char *)line, n, JSON_ALLOW_NUL, &error);
     if (root == NULL)
         snprintf(why, size, "column %d: %.150s", error.column, error.text);

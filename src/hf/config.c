@@ -46,7 +46,7 @@ json_t *hf_json_get(const struct hf_json *j, const char *name)
 
 int hf_refuse(const struct hf_json *j, const char *field, const char *why, struct err *e)
 {
-    char *text = json_dumps(json_object_get(j->text, field), JSON_COMPACT | JSON_ENCODE_ANY);
+    char *text = json_dumps(json_object_get(j->text, field), JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(12));
     err_set(e, ST_UNSUPPORTED, "%s: config.json: %s = %.200s: %s", j->label, field, text ? text : "(absent)", why);
     free(text);
     return e != NULL ? (int)e->code : ST_UNSUPPORTED;
@@ -153,6 +153,17 @@ static json_t *field_value(const struct hf_json *j, const struct hf_field *f, ch
     return NULL;
 }
 
+/* A field that is there and null: no value of a window or a rank, and of a switch what no class of transformers says.
+ * */
+static bool is_null(const struct hf_json *j, const struct hf_field *f)
+{
+    char name[HF_NAME];
+    for (const char *names = f->json; next_name(&names, name);)
+        if (json_is_null(json_object_get(j->text, name)))
+            return true;
+    return false;
+}
+
 /* One row, except for those that no option follows. */
 static int read_option(const struct hf_json *j, const struct hf_field *f, struct config *c, struct err *e)
 {
@@ -160,6 +171,10 @@ static int read_option(const struct hf_json *j, const struct hf_field *f, struct
     json_t *v = field_value(j, f, name);
     if (v == NULL && f->text == NULL)
         return hf_refuse(j, name, "braid needs this field", e);
+    if (v == NULL && f->kind == HF_INT_OR_NULL && is_null(j, f))
+        return hf_set_int(j, c, f->option, 0, e);
+    if (v == NULL && f->kind == HF_BOOL && is_null(j, f))
+        return hf_refuse(j, name, "true or false is expected", e);
     if (v == NULL)
         return hf_set_text(j, c, f->option, f->text, e);
     switch (f->kind) {
@@ -200,6 +215,8 @@ static int read_field(const struct hf_json *j, const struct hf_field *f, struct 
     default: return read_option(j, f, c, e);
     }
     v = field_value(j, f, name);
+    if (v == NULL && strcmp(f->text, "true") == 0 && is_null(j, f))
+        return hf_refuse(j, name, "true or false is expected", e);
     json_t *want = v ? json_loads(f->text, JSON_DECODE_ANY, NULL) : NULL;
     bool same = v == NULL || json_equal(v, want);
     json_decref(want);

@@ -392,10 +392,14 @@ static const struct hf_field basics[] = {{"hidden_size", HF_INT, "model.hidden",
                                          {"initializer_range", HF_REAL, "model.init_std", "0.02"},
                                          LAST};
 
-static const struct hf_field transformer[] = {
-    {"num_attention_heads", HF_INT, "model.heads", NULL}, {"num_key_value_heads", HF_INT, "model.kv_heads", "0"},
-    {"attention_dropout", HF_NOTED, NULL, NOT_DROPPED},   {"rms_norm_eps", HF_REAL, "model.norm_eps", "1e-6"},
-    {"hidden_act", HF_FIXED, NULL, "\"silu\""},           LAST};
+static const struct hf_field transformer[] = {{"num_attention_heads", HF_INT, "model.heads", NULL},
+                                              {"num_key_value_heads", HF_INT, "model.kv_heads", "0"},
+                                              {"attention_dropout", HF_NOTED, NULL, NOT_DROPPED},
+                                              {"hidden_act", HF_FIXED, NULL, "\"silu\""},
+                                              LAST};
+/* What a folder that leaves the field out means is its class's default, and classes differ. */
+static const struct hf_field eps_1e6[] = {{"rms_norm_eps", HF_REAL, "model.norm_eps", "1e-6"}, LAST};
+static const struct hf_field eps_1e5[] = {{"rms_norm_eps", HF_REAL, "model.norm_eps", "1e-5"}, LAST};
 
 static const struct hf_field own_head_dim[] = {{"head_dim", HF_INT, "model.head_dim", "0"}, LAST};
 static const struct hf_field no_bias[] = {
@@ -405,7 +409,9 @@ static const struct hf_field mlp_bias[] = {{"mlp_bias", HF_BOOL, "model.mlp_bias
 static const struct hf_field no_mlp_bias[] = {{"mlp_bias", HF_ABSENT, NULL, NULL}, LAST};
 static const struct hf_field mlp_width[] = {{"intermediate_size", HF_INT, "model.ffn", NULL}, LAST};
 
-static const struct hf_field mistral_fields[] = {{"sliding_window", HF_INT_OR_NULL, "model.attn_window", "0"}, LAST};
+static const struct hf_field mistral_fields[] = {{"sliding_window", HF_INT_OR_NULL, "model.attn_window", "4096"},
+                                                 {"layer_types", HF_IGNORED, NULL, NULL}, /* read by family_config.c */
+                                                 LAST};
 /* Layers of Qwen slide only where use_sliding_window says so; then layer_types name them. */
 static const struct hf_field no_window[] = {{"use_sliding_window", HF_ABSENT, NULL, NULL},
                                             {"sliding_window|max_window_layers|layer_types", HF_IGNORED, NULL, NULL},
@@ -431,7 +437,7 @@ static const struct hf_field gpt_oss_fields[] = {{"num_local_experts|num_experts
                                                  {"num_experts_per_tok|experts_per_token", HF_INT, "model.topk", NULL},
                                                  {"intermediate_size", HF_INT, "model.expert_ffn", NULL},
                                                  {"attention_bias", HF_BOOL, "model.attn_bias", "on"},
-                                                 {"sliding_window", HF_INT_OR_NULL, "model.attn_window", "0"},
+                                                 {"sliding_window", HF_INT_OR_NULL, "model.attn_window", "128"},
                                                  {"swiglu_limit", HF_REAL, "model.act_clamp", "7"},
                                                  {"swiglu_alpha", HF_REAL, "model.act_alpha", "1.702"},
                                                  {"layer_types|initial_context_length", HF_IGNORED, NULL, NULL},
@@ -466,9 +472,9 @@ static const struct hf_field qwen_next_fields[] = {
 static const struct hf_field deepseek_fields[] = {
     {"n_routed_experts", HF_INT, "model.experts", NULL},
     {"moe_intermediate_size", HF_INT, "model.expert_ffn", NULL},
-    {"n_group", HF_INT, "model.router_groups", "0"},
-    {"topk_group", HF_INT, "model.router_group_topk", "0"},
-    {"routed_scaling_factor", HF_REAL, "model.router_scale", "1"},
+    {"n_group", HF_INT, "model.router_groups", "8"},
+    {"topk_group", HF_INT, "model.router_group_topk", "4"},
+    {"routed_scaling_factor", HF_REAL, "model.router_scale", "2.5"},
     {"norm_topk_prob", HF_BOOL, "model.router_norm", "on"},
     {"q_lora_rank", HF_INT_OR_NULL, "model.mla_q_rank", "0"},
     {"kv_lora_rank", HF_INT, "model.mla_kv_rank", NULL},
@@ -597,19 +603,20 @@ static const struct hf_field bamba_fields[] = {{"mamba_n_heads", HF_INT, "model.
     }
 
 RULES(dense_tensors, ends, norms, attention, glu);
-FIELDS(llama_config, harmless, basics, transformer, own_head_dim, attention_bias, mlp_bias, mlp_width);
-FIELDS(mistral_config, harmless, basics, transformer, own_head_dim, mlp_width, mistral_fields);
-FIELDS(qwen2_config, harmless, basics, transformer, mlp_width, no_window);
-FIELDS(qwen3_config, harmless, basics, transformer, own_head_dim, attention_bias, no_mlp_bias, mlp_width, no_window);
+FIELDS(llama_config, harmless, basics, transformer, eps_1e6, own_head_dim, attention_bias, mlp_bias, mlp_width);
+FIELDS(mistral_config, harmless, basics, transformer, eps_1e6, own_head_dim, mlp_width, mistral_fields);
+FIELDS(qwen2_config, harmless, basics, transformer, eps_1e6, mlp_width, no_window);
+FIELDS(qwen3_config, harmless, basics, transformer, eps_1e6, own_head_dim, attention_bias, no_mlp_bias, mlp_width,
+       no_window);
 
 RULES(moe_tensors, ends, norms, attention, glu, experts);
-FIELDS(qwen3_moe_config, harmless, basics, transformer, own_head_dim, attention_bias, no_mlp_bias, mlp_width, no_window,
-       moe_fields, qwen_moe_fields);
+FIELDS(qwen3_moe_config, harmless, basics, transformer, eps_1e6, own_head_dim, attention_bias, no_mlp_bias, mlp_width,
+       no_window, moe_fields, qwen_moe_fields);
 RULES(mixtral_tensors, ends, norms, attention, mixtral_experts, experts);
-FIELDS(mixtral_config, harmless, basics, transformer, own_head_dim, moe_fields, mixtral_fields);
+FIELDS(mixtral_config, harmless, basics, transformer, eps_1e5, own_head_dim, moe_fields, mixtral_fields);
 RULES(qwen3_next_tensors, ends, norms, gated_attention, delta_net, glu, qwen_shared, experts, qwen_prediction);
-FIELDS(qwen3_next_config, harmless, basics, transformer, own_head_dim, no_bias, mlp_width, moe_fields, qwen_moe_fields,
-       qwen_next_fields);
+FIELDS(qwen3_next_config, harmless, basics, transformer, eps_1e6, own_head_dim, no_bias, mlp_width, moe_fields,
+       qwen_moe_fields, qwen_next_fields);
 RULES(deepseek_tensors, ends, norms, latent_attention, glu, experts, deepseek_prediction);
 FIELDS(deepseek_config, harmless, basics, deepseek_transformer, no_bias, mlp_width, deepseek_fields, deepseek_v3_fields,
        moe_fields);
@@ -623,14 +630,14 @@ FIELDS(mamba2_config, harmless, basics, mamba2_fields);
 RULES(nemotron_tensors, mamba2_rules, nemotron_rules);
 FIELDS(nemotron_config, harmless, basics, nemotron_fields);
 RULES(bamba_tensors, bamba_rules, attention);
-FIELDS(bamba_config, harmless, basics, transformer, no_bias, mlp_width, bamba_fields);
+FIELDS(bamba_config, harmless, basics, transformer, eps_1e5, no_bias, mlp_width, bamba_fields);
 
 RULES(gpt2_tensors, gpt2_rules);
 FIELDS(gpt2_config, gpt2_fields, harmless);
 RULES(olmoe_tensors, ends, norms, attention, experts);
-FIELDS(olmoe_config, harmless, basics, transformer, own_head_dim, attention_bias, moe_fields, olmoe_fields);
+FIELDS(olmoe_config, harmless, basics, transformer, eps_1e5, own_head_dim, attention_bias, moe_fields, olmoe_fields);
 RULES(gpt_oss_tensors, ends, norms, attention, gpt_oss_rules);
-FIELDS(gpt_oss_config, harmless, basics, transformer, own_head_dim, gpt_oss_fields);
+FIELDS(gpt_oss_config, harmless, basics, transformer, eps_1e5, own_head_dim, gpt_oss_fields);
 
 #define FAMILY(name, class) .model_type = #name, .architecture = class
 #define TABLES(tensors_, config_, hook)                                                                                \
@@ -641,7 +648,7 @@ FIELDS(gpt_oss_config, harmless, basics, transformer, own_head_dim, gpt_oss_fiel
 static const struct hf_family llama = {FAMILY(llama, "LlamaForCausalLM"), IN_LAYERS,
                                        TABLES(dense_tensors, llama_config, dense)};
 static const struct hf_family mistral = {FAMILY(mistral, "MistralForCausalLM"), IN_LAYERS,
-                                         TABLES(dense_tensors, mistral_config, dense)};
+                                         TABLES(dense_tensors, mistral_config, mistral)};
 static const struct hf_family qwen2 = {FAMILY(qwen2, "Qwen2ForCausalLM"), IN_LAYERS,
                                        TABLES(dense_tensors, qwen2_config, qwen2)};
 static const struct hf_family qwen3 = {FAMILY(qwen3, "Qwen3ForCausalLM"), IN_LAYERS,

@@ -128,17 +128,52 @@ static int check_full_attention(const struct hf_json *j, struct err *e)
     return ST_OK;
 }
 
+/* Layers that slide and layers that see everything: every k-th of the latter kind is what braid can say. */
+static int read_layer_types(const struct hf_json *j, struct config *c, struct err *e)
+{
+    json_t *types = hf_json_get(j, "layer_types"), *one;
+    size_t i, n = json_array_size(types);
+    int64_t every = types == NULL ? 2 : 0;
+    json_array_foreach(types, i, one)
+    {
+        const char *type = json_string_value(one);
+        bool full = type != NULL && strcmp(type, "full_attention") == 0;
+        if (type == NULL || (!full && strcmp(type, "sliding_attention") != 0))
+            return hf_refuse(j, "layer_types", "only full_attention and sliding_attention are expected here", e);
+        if (full && every == 0)
+            every = (int64_t)i + 1;
+        if (full != (every > 0 && ((int64_t)i + 1) % every == 0))
+            return hf_refuse(j, "layer_types",
+                             "the layers with full attention must be every k-th one (model.attn_window_skip)", e);
+    }
+    if (c->model.attn_window > 0 && every == 1) { /* none slides */
+        TRY(hf_set_int(j, c, "model.attn_window", 0, e));
+        every = 0;
+    }
+    return hf_set_int(j, c, "model.attn_window_skip",
+                      c->model.attn_window > 0 && (n == 0 || every <= (int64_t)n) ? every : 0, e);
+}
+
 int dense_read(const struct hf_json *j, struct config *c, struct err *e)
 {
     TRY(set_pattern(j, c, same_layer, "*-", e));
     TRY(hf_set_text(j, c, "model.act", "swiglu", e));
-    return hf_rope_read(j, c, 10000, e);
+    return hf_rope_read(j, c, 10000, 0, e);
 }
 int dense_write(const struct config *c, json_t *out, struct err *e)
 {
     TRY(put_plain_pattern(c, out, "*-", e));
     return put_common(c, out, e);
 }
+
+/* Windows in all layers. With layer_types the folder is one of transformers' Ministral: some layers may see everything,
+ * which is read only, since programs that know Mistral alone would take no notice. */
+int mistral_read(const struct hf_json *j, struct config *c, struct err *e)
+{
+    TRY(dense_read(j, c, e));
+    return hf_json_get(j, "layer_types") == NULL ? ST_OK : read_layer_types(j, c, e);
+}
+int mistral_write(const struct config *c, json_t *out, struct err *e) { return dense_write(c, out, e); }
 
 int qwen2_read(const struct hf_json *j, struct config *c, struct err *e)
 {
@@ -241,7 +276,7 @@ int qwen3_moe_read(const struct hf_json *j, struct config *c, struct err *e)
     TRY(hf_set_text(j, c, "model.act", "swiglu", e));
     TRY(hf_set_text(j, c, "model.qk_norm", "on", e));
     TRY(read_topk_norm(j, c, false, e));
-    return hf_rope_read(j, c, 10000, e);
+    return hf_rope_read(j, c, 10000, 0, e);
 }
 int qwen3_moe_write(const struct config *c, json_t *out, struct err *e)
 {
@@ -252,10 +287,12 @@ int qwen3_moe_write(const struct config *c, json_t *out, struct err *e)
 
 int mixtral_read(const struct hf_json *j, struct config *c, struct err *e)
 {
+    if (json_is_false(hf_json_get(j, "norm_topk_prob")))
+        return hf_refuse(j, "norm_topk_prob", "this family always divides by the sum of the chosen", e);
     TRY(set_pattern(j, c, same_layer, "*E", e));
     TRY(hf_set_text(j, c, "model.act", "swiglu", e));
     TRY(read_topk_norm(j, c, true, e));
-    return hf_rope_read(j, c, 1e6, e);
+    return hf_rope_read(j, c, 1e6, 0, e);
 }
 int mixtral_write(const struct config *c, json_t *out, struct err *e)
 {
@@ -274,11 +311,7 @@ int qwen3_next_read(const struct hf_json *j, struct config *c, struct err *e)
     for (int i = 0; i < countof(on); i++)
         TRY(hf_set_text(j, c, on[i], "on", e));
     TRY(read_topk_norm(j, c, true, e));
-    TRY(hf_rope_read(j, c, 10000, e));
-    if (hf_json_get(j, "partial_rotary_factor") == NULL &&
-        json_object_get(hf_json_get(j, "rope_parameters"), "partial_rotary_factor") == NULL)
-        return hf_set_text(j, c, "model.rope_percent", "0.25", e);
-    return ST_OK;
+    return hf_rope_read(j, c, 10000, 0.25, e);
 }
 int qwen3_next_write(const struct config *c, json_t *out, struct err *e)
 {
@@ -297,8 +330,26 @@ static const char *deepseek_v32_layer(const void *ctx, int64_t i) { return i < *
 /* The class scores a group by its two best experts, whatever a token takes of it. */
 static int read_group_score(const struct hf_json *j, struct config *c, struct err *e)
 {
+    if (c->model.router_groups > 0 && c->model.router_group_topk < 1)
+        return hf_refuse(j, "topk_group", "at least 1 is expected", e);
     return c->model.router_groups == 0 ? hf_set_int(j, c, "model.router_group_topk", 0, e)
                                        : hf_set_int(j, c, "model.router_group_best", 2, e);
+}
+
+/* Scores that are no softmax: divided by their sum, that of a single expert would be 1, which braid's router leaves
+ * out. */
+int hf_check_single_expert(const struct hf_json *j, const struct config *c, struct err *e)
+{
+    if (c->model.topk != 1 || !c->model.router_norm || strchr(c->model.pattern, 'E') == NULL)
+        return ST_OK;
+    hf_refuse(j, "num_experts_per_tok",
+              "with norm_topk_prob the one expert of a token has the weight 1, whatever its score", e);
+    return err_hint(e, "braid has only norm_topk_prob = false for it");
+}
+
+static int put_single_expert(const struct config *c, json_t *out, struct err *e)
+{
+    return c->model.topk == 1 ? hf_put(out, "norm_topk_prob", json_false(), e) : ST_OK;
 }
 
 static int read_latent(const struct hf_json *j, struct config *c, const char *(*layer)(const void *, int64_t),
@@ -319,11 +370,16 @@ static int read_latent(const struct hf_json *j, struct config *c, const char *(*
     if (c->model.router_groups == 1)
         TRY(hf_set_int(j, c, "model.router_groups", 0, e));
     TRY(read_group_score(j, c, e));
-    return hf_rope_read(j, c, 10000, e);
+    TRY(hf_check_single_expert(j, c, e));
+    return hf_rope_read(j, c, 10000, 0, e);
 }
 
 int deepseek_read(const struct hf_json *j, struct config *c, struct err *e)
 {
+    int64_t rotated;
+    TRY(hf_json_int(j, "head_dim", c->model.mla_rope, &rotated, e));
+    if (rotated != c->model.mla_rope) /* the class takes its frequencies from it */
+        return hf_refuse(j, "head_dim", "the rotary channels, qk_rope_head_dim, are expected", e);
     return read_latent(j, c, deepseek_layer, e);
 }
 
@@ -358,6 +414,7 @@ static int write_latent(const struct config *c, json_t *out, const char *const *
     TRY(hf_put(out, "n_group", json_integer(max_i64(m->router_groups, 1)), e));
     TRY(hf_put(out, "topk_group", json_integer(m->router_groups > 0 ? m->router_group_topk : 1), e));
     TRY(hf_put_depths(c, out, allowed[1], 16, e));
+    TRY(put_single_expert(c, out, e));
     return put_common(c, out, e);
 }
 
@@ -396,12 +453,27 @@ static int put_step_limit(const struct config *c, json_t *out, struct err *e)
     return hf_put(out, "time_step_limit", json_pack("[f, o]", m->mamba_dt_min, high), e);
 }
 
+/* The epsilon of the gated norm inside a Mamba-2 layer is no option. */
+static int check_mamba_epsilon(const struct hf_json *j, const struct config *c, const char *field, struct err *e)
+{
+    return strchr(c->model.pattern, 'M') == NULL || c->model.norm_eps == 1e-5
+               ? ST_OK
+               : hf_refuse(j, field, "the gated norm of Mamba-2 layers has 1e-5 in braid", e);
+}
+
+/* The gated norm is taken by groups, as mamba_ssm does and transformers from 5.23 on. */
+static int read_mamba(const struct hf_json *j, struct config *c, const char *epsilon, struct err *e)
+{
+    TRY(check_mamba_epsilon(j, c, epsilon, e));
+    TRY(hf_set_text(j, c, "model.mamba_norm", "group", e));
+    return check_step_limit(j, c, e);
+}
+
 int mamba2_read(const struct hf_json *j, struct config *c, struct err *e)
 {
     TRY(set_pattern(j, c, same_layer, "M", e));
     TRY(hf_set_text(j, c, "model.heads", "1", e)); /* of attention, which there is none of */
-    TRY(hf_set_text(j, c, "model.mamba_norm", "whole", e));
-    return check_step_limit(j, c, e);
+    return read_mamba(j, c, "layer_norm_epsilon", e);
 }
 int mamba2_write(const struct config *c, json_t *out, struct err *e)
 {
@@ -459,6 +531,8 @@ int nemotron_read(const struct hf_json *j, struct config *c, struct err *e)
     TRY(hf_set_text(j, c, "model.router_bias", strchr(c->model.pattern, 'E') ? "on" : "off", e));
     if (c->model.router_groups <= 1)
         TRY(hf_set_int(j, c, "model.router_groups", 0, e));
+    TRY(check_mamba_epsilon(j, c, "layer_norm_epsilon", e));
+    TRY(hf_check_single_expert(j, c, e));
     return read_group_score(j, c, e);
 }
 
@@ -493,6 +567,7 @@ int nemotron_write(const struct config *c, json_t *out, struct err *e)
     TRY(hf_put(out, "n_group", json_integer(max_i64(c->model.router_groups, 1)), e));
     TRY(hf_put(out, "topk_group", json_integer(max_i64(c->model.router_group_topk, 1)), e));
     TRY(hf_put(out, "n_shared_experts", json_integer(c->model.shared_ffn > 0), e));
+    TRY(put_single_expert(c, out, e));
     TRY(hf_put(out, "use_cache", json_true(), e));
     return hf_put_positions(c, out, e);
 }
@@ -509,9 +584,8 @@ int bamba_read(const struct hf_json *j, struct config *c, struct err *e)
 {
     TRY(set_pattern(j, c, bamba_layer, hf_json_get(j, "attn_layer_indices"), e));
     TRY(hf_set_text(j, c, "model.act", "swiglu", e));
-    TRY(hf_set_text(j, c, "model.mamba_norm", "whole", e));
-    TRY(check_step_limit(j, c, e));
-    return hf_rope_read(j, c, 10000, e);
+    TRY(read_mamba(j, c, "rms_norm_eps", e));
+    return hf_rope_read(j, c, 10000, 0.5, e);
 }
 
 int bamba_write(const struct config *c, json_t *out, struct err *e)
@@ -534,7 +608,10 @@ int bamba_write(const struct config *c, json_t *out, struct err *e)
     TRY(hf_put(out, "mamba_expand",
                json_integer(max_i64(c->model.mamba_heads * c->model.mamba_head_dim / c->model.hidden, 1)), e));
     TRY(put_step_limit(c, out, e));
-    return put_common(c, out, e);
+    TRY(put_common(c, out, e));
+    /* The class reads it here only, and rotates half of a head where it is absent. */
+    return hf_put(json_object_get(out, "rope_parameters"), "partial_rotary_factor", json_real(c->model.rope_percent),
+                  e);
 }
 
 /* ---- GPT-2 ----------------------------------------------------------------------------------- */
@@ -572,7 +649,7 @@ int olmoe_read(const struct hf_json *j, struct config *c, struct err *e)
     TRY(hf_set_text(j, c, "model.act", "swiglu", e));
     TRY(hf_set_text(j, c, "model.qk_norm", "row", e));
     TRY(read_topk_norm(j, c, false, e));
-    return hf_rope_read(j, c, 10000, e);
+    return hf_rope_read(j, c, 10000, 0, e);
 }
 
 int olmoe_write(const struct config *c, json_t *out, struct err *e)
@@ -583,32 +660,6 @@ int olmoe_write(const struct config *c, json_t *out, struct err *e)
 }
 
 /* ---- gpt-oss --------------------------------------------------------------------------------- */
-
-/* Layers that slide and layers that see everything: every k-th of the latter kind is what braid can say. */
-static int read_layer_types(const struct hf_json *j, struct config *c, struct err *e)
-{
-    json_t *types = hf_json_get(j, "layer_types"), *one;
-    size_t i, n = json_array_size(types);
-    int64_t every = types == NULL ? 2 : 0;
-    json_array_foreach(types, i, one)
-    {
-        const char *type = json_string_value(one);
-        bool full = type != NULL && strcmp(type, "full_attention") == 0;
-        if (type == NULL || (!full && strcmp(type, "sliding_attention") != 0))
-            return hf_refuse(j, "layer_types", "only full_attention and sliding_attention are expected here", e);
-        if (full && every == 0)
-            every = (int64_t)i + 1;
-        if (full != (every > 0 && ((int64_t)i + 1) % every == 0))
-            return hf_refuse(j, "layer_types",
-                             "the layers with full attention must be every k-th one (model.attn_window_skip)", e);
-    }
-    if (c->model.attn_window > 0 && every == 1) { /* none slides */
-        TRY(hf_set_int(j, c, "model.attn_window", 0, e));
-        every = 0;
-    }
-    return hf_set_int(j, c, "model.attn_window_skip",
-                      c->model.attn_window > 0 && (n == 0 || every <= (int64_t)n) ? every : 0, e);
-}
 
 static int put_layer_types(const struct config *c, json_t *out, struct err *e)
 {
@@ -635,7 +686,9 @@ int gpt_oss_read(const struct hf_json *j, struct config *c, struct err *e)
     for (int i = 0; i < countof(fixed); i++)
         TRY(hf_set_text(j, c, fixed[i][0], fixed[i][1], e));
     TRY(read_layer_types(j, c, e));
-    return hf_rope_read(j, c, 150000, e);
+    if (hf_json_get(j, "rope_parameters") == NULL && hf_json_get(j, "rope_scaling") == NULL)
+        return hf_refuse(j, "rope_parameters", "braid needs this field, or rope_scaling", e);
+    return hf_rope_read(j, c, 150000, 0, e);
 }
 
 int gpt_oss_write(const struct config *c, json_t *out, struct err *e)

@@ -8,6 +8,7 @@
     int name##_read(const struct hf_json *j, struct config *c, struct err *e);                                         \
     int name##_write(const struct config *c, json_t *out, struct err *e)
 HF_FAMILY_CONFIG(dense);
+HF_FAMILY_CONFIG(mistral);
 HF_FAMILY_CONFIG(qwen2);
 HF_FAMILY_CONFIG(qwen3);
 HF_FAMILY_CONFIG(qwen3_moe);
@@ -37,6 +38,8 @@ int hf_split_pattern(const struct config *c, struct hf_layers *out, struct err *
 int hf_put_layers(json_t *out, const struct hf_layers *l, const char *const *allowed, struct err *e);
 /* Multi-token prediction: at most so many depths of these symbols. */
 int hf_put_depths(const struct config *c, json_t *out, const char *symbols, int64_t most, struct err *e);
+/* Refuses one expert for a token whose score is divided by itself. */
+int hf_check_single_expert(const struct hf_json *j, const struct config *c, struct err *e);
 int hf_put_positions(const struct config *c, json_t *out, struct err *e);
 
 #endif

@@ -109,7 +109,9 @@ int hf_put(json_t *object, const char *name, json_t *value, struct err *e);
 
 /* ---- rope.c ---------------------------------------------------------------------------------- */
 
-int hf_rope_read(const struct hf_json *j, struct config *c, double base, struct err *e);
+/* base, share: rope_theta and partial_rotary_factor where the folder has none; share 0: the class rotates whole heads.
+ * */
+int hf_rope_read(const struct hf_json *j, struct config *c, double base, double share, struct err *e);
 int hf_rope_write(const struct config *c, json_t *out, struct err *e);
 /* The scaling alone: kind and numbers in the object o, which is or is in `field`; nothing where it is the default. */
 int hf_rope_scaling(const struct hf_json *j, struct config *c, const char *field, json_t *o, struct err *e);

@@ -63,17 +63,33 @@ int hf_rope_scaling(const struct hf_json *j, struct config *c, const char *field
     return hf_refuse(j, field, "this kind of rotary scaling is not in braid (default, linear, llama3 and yarn are)", e);
 }
 
-int hf_rope_read(const struct hf_json *j, struct config *c, double base, struct err *e)
+/* transformers drops both numbers unless both are there; mscale = 1 alone is what it then takes. */
+static int check_mscales(const struct hf_json *j, const struct config *c, const char *field, struct err *e)
+{
+    double one = c->model.rope_mscale, all = c->model.rope_mscale_all_dim;
+    if (c->model.rope_scaling != CFG_ROPE_SCALING_YARN || (one == 0) == (all == 0) || (one == 1 && all == 0))
+        return ST_OK;
+    return hf_refuse(j, field, "of mscale and mscale_all_dim only one is given", e);
+}
+
+/* percent: what the family's class rotates where the field is absent; 0: it always rotates whole heads. */
+static int read_percent(const struct hf_json *j, const struct hf_json *part, double percent, double *out, struct err *e)
+{
+    static const char field[] = "partial_rotary_factor";
+    const struct hf_json *in = hf_json_get(part, field) != NULL ? part : j;
+    TRY(hf_json_real(in, field, percent > 0 ? percent : 1, out, e));
+    return percent > 0 || *out == 1 ? ST_OK : hf_refuse(in, field, "this family rotates whole heads", e);
+}
+
+int hf_rope_read(const struct hf_json *j, struct config *c, double base, double share, struct err *e)
 {
     json_t *now = hf_json_get(j, "rope_parameters"), *old = hf_json_get(j, "rope_scaling");
     struct hf_json part = {.root = now, .text = now, .label = j->label};
     double percent, theta;
     TRY(hf_json_real(j, "rope_theta", base, &theta, e));
-    TRY(hf_json_real(j, "partial_rotary_factor", 1, &percent, e));
-    if (json_is_object(now)) {
+    if (json_is_object(now))
         TRY(hf_json_real(&part, "rope_theta", theta, &theta, e));
-        TRY(hf_json_real(&part, "partial_rotary_factor", percent, &percent, e));
-    }
+    TRY(read_percent(j, json_is_object(now) ? &part : j, share, &percent, e));
     TRY(hf_set_text(j, c, "model.rope", "half", e));
     TRY(hf_set_real(j, c, "model.rope_base", theta, e));
     TRY(hf_set_real(j, c, "model.rope_percent", percent, e));
@@ -83,6 +99,7 @@ int hf_rope_read(const struct hf_json *j, struct config *c, double base, struct 
     if (!json_is_object(scaling))
         return ST_OK;
     TRY(hf_rope_scaling(j, c, field, scaling, e));
+    TRY(check_mscales(j, c, field, e));
     return c->model.rope_scaling == CFG_ROPE_SCALING_NONE || factor == NULL || json_is_null(factor)
                ? ST_OK
                : hf_refuse(j, field, "an attention_factor of its own has no option in braid", e);

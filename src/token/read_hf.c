@@ -106,6 +106,9 @@ static int read_split(struct reader *r, const json_t *o, struct err *e)
     if (regex != NULL) {
         if (strlen(regex) != json_string_length(json_object_get(pattern, "Regex")))
             return corrupt(r, e, "a pattern holds a NUL character");
+        /* Earlier versions of braid wrote a known pattern so, and mean what they always did. */
+        if (split_find_pattern(regex) == NULL && split_reads_otherwise(regex))
+            return unsupported(r, e, "a pattern that repeats a count ('{n,m}+')", regex);
         if (token_model_add_pattern(r->m, regex, e) != ST_OK)
             return err_in(e, "reading %s", r->path);
         struct stage *s = &r->m->stage[r->m->n_stages - 1];

@@ -284,35 +284,40 @@ static size_t match_deepseek3(const uint8_t *k, const uint8_t *p, const uint8_t 
 /* Entries that share a function are other spellings with the same pieces; the first one's name is
  * shown. */
 static const struct split_known table[] = {
-    {"gpt2", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", match_gpt2},
-    {"r50k", "'(?:[sdmt]|ll|ve|re)| ?\\p{L}++| ?\\p{N}++| ?[^\\s\\p{L}\\p{N}]++|\\s++$|\\s+(?!\\S)|\\s", match_gpt2},
-    {"llama3", SHORTS "|" BEFORE "\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" ENDING, match_llama3},
+    {"gpt2", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", match_gpt2, NULL},
+    {"r50k", "'(?:[sdmt]|ll|ve|re)| ?\\p{L}++| ?\\p{N}++| ?[^\\s\\p{L}\\p{N}]++|\\s++$|\\s+(?!\\S)|\\s", match_gpt2,
+     NULL},
+    {"llama3", SHORTS "|" BEFORE "\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" ENDING, match_llama3, NULL},
     {"cl100k",
      "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| "
      "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|"
      "\\s*[\\r\\n]|\\s+(?!\\S)|\\s",
-     match_cl100k},
+     match_cl100k,
+     "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}| "
+     "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|"
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s"},
     {"nanochat",
      "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,2}| "
      "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
      "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+",
-     match_nanochat},
-    {"qwen2", SHORTS "|" BEFORE "\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" ENDING, match_qwen2},
-    {"qwen35", SHORTS "|" BEFORE "[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" ENDING, match_qwen35},
+     match_nanochat, NULL},
+    {"qwen2", SHORTS "|" BEFORE "\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" ENDING, match_qwen2, NULL},
+    {"qwen35", SHORTS "|" BEFORE "[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" ENDING, match_qwen35,
+     NULL},
     {"o200k",
      BEFORE UPPER "*" LOWER "+" SHORTS "?|" BEFORE UPPER "+" LOWER "*" SHORTS
                   "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" ENDING,
-     match_o200k},
+     match_o200k, NULL},
     {"tekken", BEFORE UPPER "*" LOWER "+|" BEFORE UPPER "+" LOWER "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" ENDING,
-     match_tekken},
-    {"digits3", "\\p{N}{1,3}", match_digits3},
-    {"digit", "\\p{N}", match_digit},
-    {"cjk", "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+", match_cjk},
+     match_tekken, NULL},
+    {"digits3", "\\p{N}{1,3}", match_digits3, NULL},
+    {"digit", "\\p{N}", match_digit, NULL},
+    {"cjk", "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+", match_cjk, NULL},
     {"deepseek3",
      "[!\"#$%&'()*+,\\-./"
      ":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
      " ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-     match_deepseek3},
+     match_deepseek3, NULL},
 };
 
 const struct split_known *split_table(int *n)
@@ -324,9 +329,22 @@ const struct split_known *split_table(int *n)
 const struct split_known *split_find_pattern(const char *regex)
 {
     for (int i = 0; i < countof(table); i++)
-        if (strcmp(table[i].pattern, regex) == 0)
+        if (strcmp(table[i].pattern, regex) == 0 || (table[i].in_json != NULL && strcmp(table[i].in_json, regex) == 0))
             return &table[i];
     return NULL;
+}
+
+bool split_reads_otherwise(const char *regex)
+{
+    for (const char *p = regex; (p = strstr(p, "}+")) != NULL; p += 2) {
+        const char *open = p;
+        while (open > regex && strchr("0123456789,", open[-1]) != NULL)
+            open--;
+        bool counts = p > open && open > regex + 1 && open[-1] == '{';
+        if (counts && open[-2] != 'x') /* not \x{41} */
+            return true;
+    }
+    return false;
 }
 
 const struct split_known *split_find_name(const char *name)

@@ -63,7 +63,12 @@ typedef size_t split_fn(const uint8_t *classes, const uint8_t *p, const uint8_t 
 struct split_known {
     const char *name, *pattern;
     split_fn *match;
+    /* its spelling in tokenizer.json, where a library with other quantifiers reads it; NULL: the same */
+    const char *in_json;
 };
+/* X{n,m}+ is X{n,m} without going back in PCRE2 and tiktoken; in the library that reads tokenizer.json, it is
+ * (X{n,m})+. */
+bool split_reads_otherwise(const char *regex);
 const struct split_known *split_find_pattern(const char *regex); /* NULL: not a known one */
 const struct split_known *split_find_name(const char *name);
 const struct split_known *split_table(int *n);

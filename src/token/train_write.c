@@ -19,6 +19,11 @@ static int open_pattern(struct token_trainer *t, struct err *e)
     t->known = split_find_name(p);
     if (t->known == NULL)
         t->known = split_find_pattern(p);
+    if (t->known == NULL && split_reads_otherwise(p)) {
+        err_set(e, ST_UNSUPPORTED,
+                "the pattern repeats a count ('{n,m}+'), which programs that read tokenizer.json understand otherwise");
+        return err_hint(e, "put the part before the '+' into an atomic group: (?>X{n,m})");
+    }
     if (t->known == NULL)
         TRY(regex_open(&t->regex, p, e));
     t->pattern = strdup(t->known != NULL ? t->known->pattern : p);
@@ -136,7 +141,8 @@ static int write_json(const struct token_trainer *t, const char *path, struct er
     buf_add(&b, "],\n  \"normalizer\": null,\n  \"pre_tokenizer\": {\"type\": \"Sequence\", "
                 "\"pretokenizers\": [\n"
                 "    {\"type\": \"Split\", \"pattern\": {\"Regex\": ");
-    add_json_text(&b, t->pattern, strlen(t->pattern));
+    const char *pattern = t->known != NULL && t->known->in_json != NULL ? t->known->in_json : t->pattern;
+    add_json_text(&b, pattern, strlen(pattern));
     buf_add(&b, "}, \"behavior\": \"Isolated\", \"invert\": false},\n"
                 "    {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": "
                 "true, \"use_regex\": false}]},\n"

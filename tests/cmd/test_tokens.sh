@@ -11,6 +11,12 @@ refuses() { fails 1 "$@"; } # text, command...: braid data ends every error with
 
 # ---- the vocabulary and the token file ---------------------------------------------------------------------------------
 ok "a vocabulary is trained" prints '500 tokens, 243 merges' "$BRAID" data train-tokenizer --in "$corpus" --out tok --vocab=500 --run.threads=2
+ok "a vocabulary split as cl100k" runs "$BRAID" data train-tokenizer --in "$corpus" --out cl --vocab=300 --pattern=cl100k
+ok "is written without '{1,3}+', which tokenizers reads as any number of digits" grep -qF '|\\p{N}{1,3}| ?[' cl.json
+ok "and read as the same pattern" runs "$BRAID" data tokenize --in "$corpus" --out cl1 --data.tokenizer=cl.json
+ok "by the .tiktoken" runs "$BRAID" data tokenize --in "$corpus" --out cl2 --data.tokenizer=cl.tiktoken --data.token_pattern=cl100k --data.token_special='<|endoftext|>'
+ok "which gives the same tokens" cmp -s cl1.bin cl2.bin
+ok "a pattern that others would read otherwise" refuses "'{n,m}+'" "$BRAID" data train-tokenizer --in "$corpus" --out own --vocab=300 --pattern='\p{N}{1,3}+|\P{N}'
 ok "an old one is kept" refuses 'exists already' "$BRAID" data train-tokenizer --in "$corpus" --out tok --vocab=500
 ok "text is tokenised with it" prints 'vocabulary 500, eod 499' "$BRAID" data tokenize --in "$corpus" --out t --data.tokenizer=tok.json --append-eod
 ok "the manifest names the tokenizer" grep -q '"name": "tok.json"' t.tokens.json
@@ -27,6 +33,8 @@ gzip -k d.jsonl
 ok "lines of JSON are documents" prints '60 documents' "$BRAID" data tokenize --in d.jsonl --out j --data.tokenizer=tok.json
 ok "compressed ones too" prints '60 documents' "$BRAID" data tokenize --in d.jsonl.gz --out z --data.tokenizer=tok.json
 ok "with the same tokens" cmp -s j.bin z.bin
+{ printf '\357\273\277'; cat d.jsonl; } >mark.jsonl
+ok "a byte order mark in front of them is no error" prints '60 documents' "$BRAID" data tokenize --in mark.jsonl --out mark --data.tokenizer=tok.json
 {
     head -2 d.jsonl
     echo '{"text": 5}'

@@ -201,4 +201,43 @@ ok "another number of positions: the tensor is named" refused "wpe.weight' is F3
 shards
 rm "$second"
 ok "a missing shard: the tensor and its file are named" refused 'should be in model-00002-of-'
+
+# ---- fields that change what a model computes, absent or unusual ---------------------------------------------------
+changed() { # name sed-script: its config.json
+    broken "$1"
+    sed -i "$2" "$dir/bad/config.json"
+}
+gives() { # option = value: what an import of $dir/bad makes of it
+    rm -rf "$dir/given"
+    runs "$BRAID" import "$dir/bad" "$dir/given" && grep -q "^$1\$" "$dir"/given/checkpoints/*/config.ini
+}
+for name in mixtral olmoe gpt_oss bamba llama; do
+    changed $name '/"rms_norm_eps"/d'
+    rm -rf "$dir/given"
+    ok "$name without rms_norm_eps has its class's" prints '^verify: ' "$BRAID" import "$dir/bad" "$dir/given" --verify="$fixtures/$name/golden.safetensors"
+done
+changed mistral '/"sliding_window"/d'
+ok "Mistral slides where nothing is said" gives 'attn_window = 4096'
+changed mistral 's/"sliding_window": 5/"sliding_window": null/'
+ok "and does not where null is" gives 'attn_window = 0'
+changed mistral 's/"sliding_window": 5/"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]/'
+ok "or only some of its layers do" gives 'attn_window_skip = 2'
+changed deepseek_v3 '/"routed_scaling_factor"/d'
+ok "DeepSeek-V3 scales what its experts give" gives 'router_scale = 2.5'
+changed deepseek_v3 's/"num_experts_per_tok": 2/"num_experts_per_tok": 1/'
+ok "one expert with the weight 1" refused 'num_experts_per_tok = 1'
+changed deepseek_v3 's/"rope_interleave": true/"rope_interleave": null/'
+ok "null is no switch" refused 'rope_interleave = null'
+changed deepseek_v3 '/"mscale"/d'
+ok "one mscale of two" refused 'only one is given'
+changed qwen3 's/"vocab_size": 40/"vocab_size": 40, "partial_rotary_factor": 0.5/'
+ok "parts of heads that the class would rotate whole" refused 'partial_rotary_factor = 0.5'
+changed mixtral 's/"vocab_size": 40/"vocab_size": 40, "norm_topk_prob": false/'
+ok "a router that the class does not have" refused 'norm_topk_prob = false'
+changed gpt_oss '/"rope_parameters"/,/}/d'
+ok "gpt-oss without rotary scaling" refused 'rope_parameters = (absent)'
+changed mamba2 's/"layer_norm_epsilon": 1e-05/"layer_norm_epsilon": 1e-06/'
+ok "another epsilon in Mamba-2 layers" refused 'layer_norm_epsilon = 1'
+ok "a model that rotates half of each head" runs train --model.pattern='[*-]' --model.rope_percent=0.5 --train.steps=1 --train.warmup=0 --run.dir="$dir/half"
+ok "is no llama" fails 1 'this family rotates whole heads' "$BRAID" export "$dir/half" "$dir/none" --family=llama
 finish
