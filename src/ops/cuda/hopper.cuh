@@ -50,9 +50,9 @@ __device__ __forceinline__ void barrier_init_done(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/* What this thread did before is done for who waits. Where the threads of a warp hand over what each of them wrote,
- * each arrives: one lane after a __syncwarp would do, but compute-sanitizer's racecheck does not see that it acts for
- * the others, and in the passes of ops/mhc it was not faster. */
+/* Threads that wait see everything that this thread did before. Where the threads of a warp hand over what each of them
+ * wrote, each arrives: one lane after a __syncwarp would do, but compute-sanitizer's racecheck does not see that it
+ * acts for the others, and in the passes of ops/mhc it was not faster. */
 __device__ __forceinline__ void barrier_arrive(uint64_t *bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
@@ -400,8 +400,9 @@ template <int COUNT> __device__ __forceinline__ void wgmma_hold(float (&d)[COUNT
         asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* What the assembler of all widths shares: the first accumulators %0, %1, ... by number, the same as operands of asm, and
- * the instruction. C: "+f", or "=f" where what d held before does not count. accumulate: the predicate of adding to D. */
+/* What the assembler of all widths shares: the first accumulators %0, %1, ... by number, the same as operands of asm,
+ * and the instruction. C: "+f", or "=f" where what d held before does not count. accumulate: the predicate of adding to
+ * D. */
 #define WGMMA_TEXT_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WGMMA_TEXT_16 WGMMA_TEXT_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_TEXT_24 WGMMA_TEXT_16 ", %16, %17, %18, %19, %20, %21, %22, %23"

@@ -7,8 +7,8 @@
 #if HOPPER_CODE
 
 /* D [64, 128] (+)= A [64, 32] B [32, 128], both K-major from shared memory: a line is 128 codes, a step of 32 along K
- * is +32 bytes. Sums have about 14 bits: add them up in fp32 every 128 of K. A is E4M3 or E5M2, B E4M3. start: what d
- * held before is nothing to it. */
+ * is +32 bytes. Sums have about 14 bits: add them up in fp32 every 128 of K. A is E4M3 or E5M2, B E4M3. start does not
+ * read d. */
 template <enum dtype A> struct wgmma8;
 
 #define WGMMA8(A, name)                                                                                                \
