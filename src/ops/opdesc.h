@@ -144,6 +144,8 @@ double op_bytes(const struct op_call *c);
 /* sample_fill of ops over sequences. doc_start: documents of random length, a row begins one with this chance. start:
  * 1, because 0 would drop init, which the backward op cannot know. False: the argument is neither. */
 bool op_fill_documents(const struct op_call *c, int arg, struct tensor *t, uint64_t key, double chance);
+/* Offsets of ranges of rows, from 0 to `rows`: equal ones if balanced, else uneven ones, every third of them empty. */
+void op_fill_ranges(struct tensor *host, int64_t rows, bool balanced, uint64_t key);
 /* Set attribute or dim `name`; false if the op has none such. */
 bool op_call_set(struct op_call *c, const char *name, double value);
 

@@ -1,6 +1,6 @@
 /* act: argument checks, cost, descriptors, test samples and bench shapes; see act.h. */
 #include "ops/check.h"
-#include "ops/act/act_desc_int.h"
+#include "ops/act/act_desc.h"
 #include "ops/opshape.h"
 
 #include <math.h>

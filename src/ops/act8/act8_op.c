@@ -1,6 +1,6 @@
 /* act8: argument checks, cost, descriptors, test samples and bench shapes; see act8.h. */
 #include "ops/act8/act8_int.h"
-#include "ops/act/act_desc_int.h"
+#include "ops/act/act_desc.h"
 #include "ops/check.h"
 #include "ops/opdesc.h"
 #include "ops/ops.h"

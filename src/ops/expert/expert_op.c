@@ -1,9 +1,8 @@
 /* expert: argument checks, the composition, cost, descriptors, test samples and bench shapes; see expert.h. */
 #include "ops/expert/expert_int.h"
-#include "ops/act/act_desc_int.h"
+#include "ops/act/act_desc.h"
 #include "ops/expert/expert.h"
 #include "ops/gmm/gmm.h"
-#include "ops/gmm/gmm_int.h"
 #include "ops/opshape.h"
 
 #include <math.h>
@@ -71,7 +70,7 @@ ACT_NUMBER(expert_down_bwd)
 static bool up_fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
     if (op_arg_is(c, arg, "offset"))
-        gmm_fill_offsets(host, (int64_t)(op_dim(c, "rows") - op_dim(c, "tail")), false, key);
+        op_fill_ranges(host, (int64_t)(op_dim(c, "rows") - op_dim(c, "tail")), false, key);
     return op_arg_is(c, arg, "offset");
 }
 
@@ -87,7 +86,7 @@ static void up_cost(const struct op_call *c, struct op_cost *out)
 static bool down_fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
     if (op_arg_is(c, arg, "offset"))
-        gmm_fill_offsets(host, (int64_t)(op_dim(c, "rows") - op_dim(c, "tail")), false, key);
+        op_fill_ranges(host, (int64_t)(op_dim(c, "rows") - op_dim(c, "tail")), false, key);
     else if (op_arg_is(c, arg, "pre"))
         act_fill_inputs(c, 0.02, host, key);
     return op_arg_is(c, arg, "offset") || op_arg_is(c, arg, "pre");

@@ -1,7 +1,6 @@
 /* expert8: argument checks, the composition, cost, descriptors, test samples and bench shapes; see expert8.h. */
 #include "ops/expert8/expert8_int.h"
-#include "ops/act/act_desc_int.h"
-#include "ops/gmm/gmm_int.h"
+#include "ops/act/act_desc.h"
 #include "ops/opshape.h"
 #include "tensor/f8.h"
 
@@ -195,7 +194,7 @@ static bool fill(struct op_call *c, int which, struct tensor *host, uint64_t key
          codes = dtype_is_f8(host->dtype);
     int least = strcmp(name, "ws") == 0 ? -6 : -2;
     if (op_arg_is(c, which, "offset"))
-        gmm_fill_offsets(host, dim(c, 0) - dim(c, 4), false, key);
+        op_fill_ranges(host, dim(c, 0) - dim(c, 4), false, key);
     else if (op_arg_is(c, which, "pre"))
         act_fill_inputs(c, 0.02, host, key);
     for (int64_t i = 0, all = tensor_elems(host); (scale || codes) && i < all; i++)

@@ -1,6 +1,5 @@
 /* gmm8: argument checks, the composition on hosts, cost, descriptors, test samples and bench shapes; see gmm8.h. */
 #include "ops/gmm8/gmm8_int.h"
-#include "ops/gmm/gmm_int.h"
 #include "ops/opshape.h"
 
 #include <math.h>
@@ -154,7 +153,7 @@ static bool fill(struct op_call *c, int which, struct tensor *host, uint64_t key
     size_t n = strlen(name);
     bool scale = host->rank == 1 && n > 1 && name[n - 1] == 's', codes = dtype_is_f8(host->dtype);
     if (op_arg_is(c, which, "offset"))
-        gmm_fill_offsets(host, dim(c, 0) - dim(c, 4), false, key);
+        op_fill_ranges(host, dim(c, 0) - dim(c, 4), false, key);
     for (int64_t i = 0, all = tensor_elems(host); (scale || codes) && i < all; i++)
         tensor_set(host, i,
                    scale ? ldexp(1, (int)rng_below(key, (uint64_t)i, 5) - 2) : 2 * rng_normal(key, (uint64_t)i));

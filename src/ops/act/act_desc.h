@@ -1,6 +1,6 @@
 /* What the descriptors of ops with an activation share: act, act8, expert, expert8. */
-#ifndef BRAID_OPS_ACT_DESC_INT_H
-#define BRAID_OPS_ACT_DESC_INT_H
+#ifndef BRAID_OPS_ACT_DESC_H
+#define BRAID_OPS_ACT_DESC_H
 
 #include "ops/act/act.h"
 #include "ops/opdesc.h"
