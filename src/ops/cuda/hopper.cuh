@@ -345,16 +345,6 @@ template <int N> __device__ __forceinline__ void registers_up(void)
 
 /* ---- shared memory, by address --------------------------------------------------------------- */
 
-/* A load that the compiler does not replace by what was stored. */
-__device__ __forceinline__ uint4 load_again(const void *p)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(smem_address(p))
-                 : "memory");
-    return v;
-}
 /* The other way round of load_matrices (ptx.cuh). */
 __device__ __forceinline__ void store_matrices(uint32_t row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
 {
