@@ -23,7 +23,7 @@ void file_map_close(struct file_map *m);
 /* Copies bytes [at, at + n) of a map. Touching a map whose file became shorter ends the process by SIGBUS; this copy
  * is done by the kernel and returns an error instead. path: the mapped file, for the check and the message. */
 int file_map_read(const struct file_map *m, const char *path, size_t at, void *out, size_t n, struct err *e);
-/* Whole pages of [at, at + n) leave this process's memory; who looks at them again reads the file again. */
+/* Drops the whole pages of [at, at + n) from this process's memory; a later access reads the file again. */
 void file_map_forget(const struct file_map *m, size_t at, size_t n);
 
 /* file_id.c: which bytes a file holds, whatever its name and times. */
@@ -44,8 +44,8 @@ enum { FILE_TEMP_MAX = 4096 };
 int file_temp_open(const char *path, char tmp[FILE_TEMP_MAX], int *fd, struct err *e);
 /* The same for a folder; *fd holds its lock and is to be closed once it has its final name. */
 int file_temp_dir(const char *path, char tmp[FILE_TEMP_MAX], int *fd, struct err *e);
-/* Removes what killed processes left of the two: of path, or with path NULL of every file in dir. Returns how
- * many. Never an error: readers ignore such files. */
+/* Removes the temporary files and folders that killed processes left: those of path, or with path NULL those of every
+ * file in dir. Returns their number. Never an error: readers ignore such files. */
 int file_temp_clean(const char *dir, const char *path);
 /* Write a temporary file beside path, fsync, rename it over path, fsync the folder. */
 int file_write_atomic(const char *path, const void *bytes, size_t n, struct err *e);
@@ -54,7 +54,7 @@ int file_sync_parent(const char *path, struct err *e); /* the folder that holds 
 int file_make_dirs(const char *path, struct err *e);   /* mkdir -p; new names are synced */
 int file_remove_tree(const char *path, struct err *e); /* rm -r; does not follow links */
 bool file_exists(const char *path);
-/* Like file_exists, but a name that cannot be looked up for another reason than its absence is an error. */
+/* Like file_exists, but a lookup that fails for any reason other than absence is an error. */
 int file_lookup(const char *path, bool *exists, struct err *e);
 uint64_t random_u64(void); /* from the system, for unique names; not for numerical work */
 bool file_is_dir(const char *path);

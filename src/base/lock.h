@@ -13,8 +13,8 @@ struct dir_lock_opts {
     double beat;     /* seconds between heartbeats; 0: 5 */
     double patience; /* seconds without a heartbeat after which another machine's lock is stale; 0: 20 */
 };
-/* ST_CONFLICT names the holder: host, process, since when. note (may be NULL) tells of a stale lock that was taken
- * over. opts may be NULL. */
+/* ST_CONFLICT names the holder: host, process, since when. note (may be NULL) reports a stale lock that was taken over.
+ * opts may be NULL. */
 int dir_lock_take(struct dir_lock **out, const char *dir, const struct dir_lock_opts *opts, struct err *note,
                   struct err *e);
 /* Is it still ours? Another machine may have taken it over while this process was suspended. */

@@ -20,7 +20,7 @@ int mem_aligned(void **out, size_t bytes, size_t align, struct err *e);
 struct arena_block;
 struct arena {
     struct arena_block *head;
-    size_t used_bytes; /* asked for, all blocks */
+    size_t used_bytes; /* requested, over all blocks */
 };
 void arena_init(struct arena *a);
 void arena_release(struct arena *a);

@@ -1,16 +1,16 @@
-/* The signals that ask a process to stop: SIGINT, SIGTERM and SIGHUP. Nothing installs a handler:
- * they are blocked, and asked for. */
+/* The signals that ask a process to stop: SIGINT, SIGTERM and SIGHUP. No handler is installed: they are blocked and
+ * polled. */
 #ifndef BRAID_BASE_STOP_H
 #define BRAID_BASE_STOP_H
 
 #include <signal.h>
 #include <stdbool.h>
 
-/* Without those that the process was started to ignore (nohup). */
+/* All of them but those that the process was started to ignore (nohup). */
 void stop_signals(sigset_t *set);
-/* Those that this thread blocks now. */
+/* Those that this thread currently blocks. */
 void stop_signals_blocked(sigset_t *set);
-/* One has come and was not taken yet. */
+/* One has arrived and has not been consumed. */
 bool stop_pending(void);
 
 #endif

@@ -23,7 +23,7 @@ void buf_add_n(struct buf *b, const void *bytes, size_t n);
 void buf_addf(struct buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
 int buf_check(const struct buf *b, struct err *e); /* ST_NOMEM if a write failed */
 
-/* The whole string must be the number. Suffixes k, m, g (powers of 1000) and ki, mi, gi are taken. */
+/* The whole string must be the number. Suffixes k, m, g (powers of 1000) and ki, mi, gi (of 1024) are accepted. */
 bool parse_i64(const char *s, int64_t *out);
 bool parse_f64(const char *s, double *out); /* finite only */
 bool parse_bool(const char *s, bool *out);  /* on/off, true/false, yes/no, 1/0 */

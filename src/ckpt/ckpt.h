@@ -9,9 +9,9 @@
  *       manifest.json                        counters; every file with size and XXH3; every tensor
  *
  * Rows of fused projections are in Megatron's order on disk and in section order in memory (struct
- * row_layout); pass the parameter and both directions convert. The newest checkpoint is found by
- * scanning, so a missing or stale `latest` costs nothing. One process may save into a run folder at
- * a time, which holds its lock (base/lock.h); any number may read. */
+ * row_layout); pass the parameter and both directions convert. The newest checkpoint is found by scanning, so a missing
+ * or stale `latest` does no harm. One process may save into a run folder at a time, which holds its lock (base/lock.h);
+ * any number may read. */
 #ifndef BRAID_CKPT_H
 #define BRAID_CKPT_H
 
@@ -38,7 +38,7 @@ const char *st_metadata(const struct st_file *f, const char *key);         /* NU
  * that hold every value and to reals; anything else is ST_UNSUPPORTED. On any error but an integer
  * out of range, dst is untouched. */
 int st_read(const struct st_entry *entry, const struct tensor *dst, struct err *e);
-/* The entry's bytes are not needed again soon: large files are read in little memory. */
+/* Says that the entry's bytes are not needed again soon, so that large files are read in little memory. */
 void st_forget(const struct st_file *f, const struct st_entry *entry);
 
 struct st_item {
@@ -74,7 +74,7 @@ struct ckpt_item {
     int section;               /* enum ckpt_section */
     int part;                  /* the writer whose file holds it, below ckpt_save_args.n_parts */
 };
-/* The order in which the items of one part are written, and their source asked for them; like strcmp. */
+/* The order in which the items of one part are fetched and written; compares like strcmp. */
 int ckpt_item_order(const struct ckpt_item *a, const struct ckpt_item *b);
 struct ckpt_number { /* one value of the training loop's own state, such as a loss average */
     const char *name;
@@ -90,20 +90,22 @@ struct ckpt_data { /* a file that the run trains ("train") or evaluates ("valid"
     const char *part;
     struct file_id file;
 };
-/* A file that the checkpoint carries along, such as a tokenizer; its name is no folder and none of the names above. */
+/* A file that the checkpoint carries along, such as a tokenizer; its name has no folder and is none of the names
+ * above. */
 enum { CKPT_MAX_FILES = 6 };
 struct ckpt_file {
     const char *name;
     const void *bytes;
     size_t n;
 };
-/* Where values are when no memory holds them all: asked for one by one while the files are written. */
+/* Where values come from when memory cannot hold them all: they are fetched one by one while the files are written. */
 struct ckpt_source {
-    /* host has the item's shape and no data; it gets some, valid until the next call. */
+    /* host has the item's shape and no data; fetch sets its data, which stays valid until the next call. */
     int (*fetch)(void *ctx, const char *key, struct tensor *host, struct err *e);
     void *ctx;
 };
-/* A new file (path must not exist), synced, whose values are asked for one tensor at a time. On error it is removed. */
+/* Writes and syncs a new file (path must not exist) whose values are fetched one tensor at a time. On error it is
+ * removed. */
 int st_write_stream(const char *path, const struct st_item *items, int n, const struct ckpt_source *from,
                     const struct st_meta *meta, int n_meta, struct err *e);
 
@@ -129,7 +131,7 @@ struct ckpt_save_args {
 };
 /* Write, sync, read back, rename. A kill at any moment, or an error, leaves every earlier checkpoint as it
  * was; saving a step again replaces it. After success older checkpoints beyond keep are removed
- * (later ones, left by a run that went back, are not: they stay the newest). */
+ * (later ones, left by a run that was resumed from an earlier step, are not: they stay the newest). */
 int ckpt_save(const struct ckpt_save_args *args, struct err *e);
 
 /* The same in steps, for several writers that see one folder. The first calls ckpt_begin and tells the others its
@@ -142,13 +144,13 @@ struct ckpt_sums { /* of the files of one part; bytes 0: it has no file of that 
 };
 int ckpt_begin(struct ckpt_saving **out, const struct ckpt_save_args *args, struct err *e);
 const char *ckpt_saving_folder(const struct ckpt_saving *s); /* readers ignore it */
-/* Does this process see what the first writer has created (its folder, or a file)? Gives network file systems a moment
- * to show it. */
+/* Does this process see what the first writer has created (its folder, or a file)? Waits a moment, because network file
+ * systems may show it late. */
 int ckpt_part_sees(const char *path, struct err *e);
 /* The files of one part, synced. Of args only the items with that part, the source and n_parts matter. */
 int ckpt_write_part(const char *folder, const struct ckpt_save_args *args, int part, struct ckpt_sums *sums,
                     struct err *e);
-/* sums of every part. Writes the rest and the manifest, reads back, renames. Ends s, whatever comes of it. */
+/* sums of every part. Writes the rest and the manifest, reads back, renames. Releases s, also after an error. */
 int ckpt_finish(struct ckpt_saving *s, const struct ckpt_sums *sums, struct err *e);
 void ckpt_abandon(struct ckpt_saving *s); /* removes what was written; NULL is allowed */
 

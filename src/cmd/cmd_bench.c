@@ -51,7 +51,7 @@ struct bench_files {
     struct baseline old, now;
 };
 
-/* What is wrong with the files is said before anything is measured. */
+/* Errors in the files are reported before anything is measured. */
 static int files_open(struct bench_files *f, const char *changed, struct err *e)
 {
     struct baseline there;

@@ -115,6 +115,41 @@ static int all_ranks(const struct config *c, const struct mesh *m, struct buf *o
     return ST_OK;
 }
 
+/* What rank 0 has: layers, exchanges, kernels, memory, and parameters and steps where they are wanted. */
+static int describe(const struct config *c, const struct trainer *t, bool params, bool steps, struct buf *out,
+                    struct err *e)
+{
+    const struct plan *update = t->optim.beside.name != NULL ? &t->optim.beside : &t->optim.apply;
+    model_print_stack(&t->model, out);
+    totals(t, out);
+    exchanged(t, out);
+    model_print_kernels(c, &t->dev, out);
+    optim_print(&t->optim, &t->model, out);
+    TRY(groups_print(&t->model, out, e));
+    buf_add(out, "\n");
+    memory_print(&t->model.mem, out);
+    buf_add(out, "\n");
+    plan_print_memory(&t->train.p, out);
+    plan_print_memory(&t->eval.p, out);
+    plan_print_memory(&t->optim.p, out);
+    if (t->optim.n_buckets > 0)
+        plan_print_memory(update, out);
+    if (t->model.mesh.world > 1)
+        TRY(all_ranks(c, &t->model.mesh, out, e));
+    if (params) {
+        buf_add(out, "\n");
+        model_print_params(&t->model, out);
+    }
+    if (steps) {
+        buf_add(out, "\n");
+        plan_print_steps(&t->train.p, out);
+        plan_print_steps(&t->optim.p, out);
+        if (t->optim.n_buckets > 0)
+            plan_print_steps(update, out);
+    }
+    return ST_OK;
+}
+
 static int run(struct config *c, int argc, char **argv, struct trainer *t, struct err *e)
 {
     struct config_extra extra[] = {
@@ -152,37 +187,8 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
         st = place_on_paper(&place, c, 0, e);
     if (st == ST_OK)
         st = trainer_plan_on(t, c, &place, true, e);
-    if (st != ST_OK) {
-        buf_release(&out);
-        return st;
-    }
-    model_print_stack(&t->model, &out);
-    totals(t, &out);
-    exchanged(t, &out);
-    model_print_kernels(c, &t->dev, &out);
-    optim_print(&t->optim, &t->model, &out);
-    st = groups_print(&t->model, &out, e);
-    buf_add(&out, "\n");
-    memory_print(&t->model.mem, &out);
-    buf_add(&out, "\n");
-    plan_print_memory(&t->train.p, &out);
-    plan_print_memory(&t->eval.p, &out);
-    plan_print_memory(&t->optim.p, &out);
-    if (t->optim.n_buckets > 0)
-        plan_print_memory(t->optim.beside.name != NULL ? &t->optim.beside : &t->optim.apply, &out);
-    if (st == ST_OK && place.mesh.world > 1)
-        st = all_ranks(c, &place.mesh, &out, e);
-    if (params) {
-        buf_add(&out, "\n");
-        model_print_params(&t->model, &out);
-    }
-    if (steps) {
-        buf_add(&out, "\n");
-        plan_print_steps(&t->train.p, &out);
-        plan_print_steps(&t->optim.p, &out);
-        if (t->optim.n_buckets > 0)
-            plan_print_steps(t->optim.beside.name != NULL ? &t->optim.beside : &t->optim.apply, &out);
-    }
+    if (st == ST_OK)
+        st = describe(c, t, params, steps, &out, e);
     if (st == ST_OK)
         st = plan_verdict(c, extra[13].value, t, &out, e);
     if (st == ST_OK)

@@ -8,7 +8,7 @@ int cmd_exit(int status, const struct err *e)
 {
     if (status == ST_OK)
         return 0;
-    if (e->code == ST_OK) /* said already, by world_finish */
+    if (e->code == ST_OK) /* world_finish has reported it */
         return status == ST_INTERRUPTED ? 130 : status == ST_USAGE ? 2 : 1;
     if (status == ST_INTERRUPTED) {
         fprintf(stderr, "braid: %s\n", e->msg);

@@ -65,9 +65,9 @@ int comm_gather_line(struct comm *c, struct lane *l, const char *what, const str
  * that this rank and those after it have for it, in rank order. work: size - rank pieces. */
 int comm_sum_line(struct comm *c, struct lane *l, const char *what, const struct tensor *x, struct tensor *out,
                   struct tensor *work);
-/* From every rank to the next, or with back to the one before: recv becomes that of the neighbour. Where there is none,
- * send or recv is not looked at. A rank may have nothing to send: its send is absent (data NULL), and so is recv of the
- * neighbour. */
+/* From every rank to the next, or with back to the one before: recv becomes what the neighbour sends. Where there is
+ * none, send or recv is ignored and may be absent. A rank may have nothing to send: its send is absent (data NULL), and
+ * so is recv of the neighbour. */
 int comm_shift(struct comm *c, struct lane *l, const char *what, const struct tensor *send, struct tensor *recv,
                bool back);
 /* t of rank `from` becomes that of rank `to`; the others take part in the call, and their t may be absent. */
@@ -92,8 +92,8 @@ int comm_host_gather(struct comm *c, const char *what, const void *mine, int64_t
 int comm_host_broadcast(struct comm *c, const char *what, void *data, int64_t bytes, int root, struct err *e);
 int comm_host_send(struct comm *c, const char *what, const void *data, int64_t bytes, int to, struct err *e);
 int comm_host_recv(struct comm *c, const char *what, void *data, int64_t bytes, int from, struct err *e);
-/* The worst status of all ranks; a rank without an error gets the message of the first rank that has one, with its
- * number. */
+/* The worst status of all ranks; a rank without an error gets the message and the number of the first rank that has
+ * one. */
 int comm_agree(struct comm *c, const char *what, int status, struct err *e);
 int comm_barrier(struct comm *c, const char *what, struct err *e);
 
@@ -115,14 +115,14 @@ void world_at_step(struct world *w, int64_t step);
 struct world_opts {
     enum comm_kind kind;
     int ranks;           /* threads: how many; otherwise 0 */
-    double timeout;      /* seconds; 0: wait for ever */
+    double timeout;      /* seconds; 0: wait forever */
     int port;            /* tcp: where rank 0 listens; 0: MASTER_PORT, or a port derived from it */
     const char *secret;  /* tcp: env:NAME or a file; NULL or "": none */
     int64_t queue_bytes; /* tcp: most bytes that a peer may send before they are received; 0: half of the memory */
     const char *board;   /* file of the board; NULL or "": memory (threads) or none */
     double loop_rate;    /* loop: bytes per second, and seconds per message */
     double loop_latency;
-    int loop_ranks;  /* loop: as how many ranks one rank's exchanges count for their cost */
+    int loop_ranks;  /* loop: the number of ranks that one rank's exchanges cost as much as */
     struct dev *dev; /* nccl, ipc, loop: the GPU; may be set later by world_device */
     /* nccl: becomes ipc where ranks share a GPU, which NCCL refuses; decided when the device is open */
     bool choose_gpus;
@@ -143,12 +143,12 @@ int launch_detect(struct launch *l, struct err *e);
 int world_open(struct world **out, const struct world_opts *o, struct err *e);
 int world_device(struct world *w, struct dev *dev, struct err *e); /* after the device is open */
 void world_close(struct world *w);
-/* Waits for the device like dev sync, but under the timeout, and names the rank it is due to. */
+/* Waits for the device as dev sync does, but with the timeout, and names the rank that causes the wait. */
 int world_sync(struct world *w, const char *what, struct err *e);
-/* Device memory that collectives have touched is about to be freed or allocated anew: nobody keeps it open. Every rank
- * calls it. */
+/* Called by every rank before device memory that collectives have used is freed or reallocated: no rank keeps it
+ * mapped. */
 int world_forget(struct world *w, struct err *e);
-/* Why this transport was chosen, a sentence; "": it was asked for, or there is no other. */
+/* A sentence that says why this transport was chosen; "": it was requested, or there is no other. */
 const char *world_note(const struct world *w);
 /* May a plan with collectives be captured and replayed (GPU)? Not with thread ranks and ipc, which meet on the host;
  * with nccl only if the plan sends nothing from stage to stage. */
@@ -160,11 +160,11 @@ enum comm_kind world_kind(const struct world *w);
  * ranks have it (comm_agree, world_same, a signal), else by the rank that has it; the others get time to print theirs
  * before the launcher ends them. */
 int world_finish(struct world *w, int status, struct err *e);
-/* Do all ranks have the error that this one has? */
+/* True if all ranks have the error that this one has. */
 bool world_error_agreed(const struct world *w);
 struct comm *world_comm(struct world *w); /* all ranks */
 /* Collective over the world: every rank names the group it is in (ranks rising, itself among them); disjoint groups at
- * once. A rank in none gives n 0 and gets NULL. */
+ * once. A rank in no group passes n = 0 and gets NULL. */
 int comm_open(struct world *w, const char *name, const int *ranks, int n, struct comm **out, struct err *e);
 void comm_close(struct comm *c);
 /* Announces that neighbours of this group (last and first too) will use comm_send and comm_recv on a lane. mesh_open
@@ -214,7 +214,7 @@ struct mesh_sizes {
     int first_layers, last_layers; /* 0: an even share */
     int zero;                      /* 0 .. 3 */
     int tp, cp, etp, kv_ranks;     /* 0 counts as 1 */
-    bool loop_dp;                  /* a loop plays the exchanges of copies, not those of experts */
+    bool loop_dp;                  /* a loop simulates the exchanges of copies, not those of experts */
 };
 /* Pure: the place of a rank; refuses numbers that do not divide, naming the option. */
 int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, struct err *e);

@@ -39,7 +39,7 @@ static void derive_f64(struct config *c, const char *name, double *field, double
     }
 }
 
-/* Learned positions take the place of rotation; a user who asks for both is told by a rule. */
+/* Learned positions take the place of rotation; a rule refuses both together. */
 static void derive_rope(struct config *c)
 {
     bool learned = c->model.position == CFG_POSITION_LEARNED, ours = was_derived(c, "model.rope");

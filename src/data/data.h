@@ -16,14 +16,14 @@
 /* ---- Token files: writing -------------------------------------------------------------------- */
 
 /* Writes PREFIX.bin and PREFIX.idx (Megatron). Both appear only in close, complete and synced;
- * abort, or a failure in close, leaves nothing behind. With replace, an old pair goes away in
- * close: its .idx first, so that at no moment an .idx describes the wrong .bin. */
+ * abort, or a failure in close, leaves nothing behind. With replace, close removes an old pair, its .idx first, so that
+ * at no moment an .idx describes the wrong .bin. */
 struct token_writer;
 int token_writer_open(struct token_writer **out, const char *prefix, enum dtype dtype, bool replace,
                       struct err *e); /* DT_U8, DT_U16 or DT_I32 */
 int token_writer_add(struct token_writer *w, const int32_t *ids, size_t n, struct err *e);
-/* For conversations: which of the ids added next are learned, a byte for each, goes to PREFIX.loss. All ids need
- * theirs. */
+/* For conversations: a byte for each of the ids that are added next says whether it is learned, and goes to
+ * PREFIX.loss. All ids need one. */
 int token_writer_add_loss(struct token_writer *w, const uint8_t *loss, size_t n, struct err *e);
 int token_writer_end_sequence(struct token_writer *w, struct err *e); /* an empty one is dropped */
 int token_writer_end_document(struct token_writer *w, struct err *e);
@@ -114,7 +114,7 @@ struct data_opts {
     int64_t seed;      /* 0 .. 2^32-1, NumPy RandomState; Megatron's default is 1234 */
     const char *split; /* "99,1,0" for train, valid, test; NULL or "": all of it, whatever part */
     enum data_part part;
-    int64_t n_samples;                 /* wanted; more epochs are laid out until they suffice. 0: one epoch */
+    int64_t n_samples;                 /* wanted; as many epochs are laid out as they need. 0: one epoch */
     int64_t vocab;                     /* every id must be below */
     const struct tokenizer *tokenizer; /* NULL: text paths are refused. Must outlive the dataset */
     int32_t eod;                       /* closes each text file; token files hold theirs already. -1: none */
@@ -138,8 +138,8 @@ int64_t dataset_seq(const struct dataset *ds);
 int64_t dataset_tokens(const struct dataset *ds); /* of the part, one epoch, all paths */
 bool dataset_has_text(const struct dataset *ds);  /* a path is text, which the tokenizer reads */
 /* Tokens [seq + 1] of sample index: a pure function, safe in any thread. An index past the last
- * sample begins the next epoch, whose order is another permutation of the same samples: the order of
- * a run does not depend on how long it was planned to be. Negative: an error. */
+ * sample begins the next epoch, whose order is another permutation of the same samples: the order does not depend on
+ * the planned length of a run. Negative: an error. */
 int dataset_get(const struct dataset *ds, int64_t index, int32_t *tokens, struct err *e);
 /* The same with marks [seq + 1]. Of conversations a sample holds whole ones, filled up with tokens
  * that have no loss. */
@@ -147,7 +147,7 @@ enum {
     MARK_LOSS = 1,
     MARK_START = 2,
     MARK_CHAT = 4
-}; /* is learned; begins a document; START tells all of them, not eod */
+}; /* is learned; begins a document; START marks every beginning, so eod is not needed for that */
 int dataset_get_marked(const struct dataset *ds, int64_t index, int32_t *tokens, uint8_t *marks, struct err *e);
 /* What every file of the dataset holds, in the order of the blend; *list is malloc'd, and so are its paths. */
 int dataset_identify(const struct dataset *ds, struct file_id **list, int *n, struct err *e);

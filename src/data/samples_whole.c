@@ -1,6 +1,6 @@
 /* Samples of conversations: each holds whole documents, as many of the shuffled order as fit, and is filled up with
- * tokens that nobody learns. A document is never continued in another sample, where its beginning would be missing; one
- * that is longer than a sample loses its end. */
+ * tokens without loss. A document is never continued in another sample, where its beginning would be missing; one that
+ * is longer than a sample loses its end. */
 #include "data/data_int.h"
 
 #include <stdlib.h>

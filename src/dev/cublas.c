@@ -156,7 +156,7 @@ static int add_row(struct blas *b, const struct table_row *row, struct err *e)
     return ST_OK;
 }
 
-/* us: of this algorithm, and of the library's first choice; for whoever reads the file. */
+/* us: of this algorithm, and of the library's first choice; for readers of the file. */
 static int write_row(struct blas *b, const struct table_row *row, double us, double first_us, struct err *e)
 {
     int64_t n[KEY_NUMBERS];

@@ -40,7 +40,7 @@ struct dev_vt {
     int (*fill)(struct dev *d, void *dst, int byte, int64_t bytes, struct err *e);
     int (*sync)(struct dev *d, struct err *e);
     void (*close)(struct dev *d);
-    /* What follows a host device lacks (NULL). Bytes free now, -1 if unknown. */
+    /* A host device has none of the following (NULL). Bytes that are free, -1 if unknown. */
     int64_t (*available)(struct dev *d);
     /* Mark a point of a lane; let another lane wait for it. Events are numbered by the caller. */
     int (*record)(struct dev *d, int lane, int event, struct err *e);
@@ -57,11 +57,11 @@ struct dev_vt {
 
 /* threads 0: all cores this process may use. cuda: bf16. */
 int dev_open(struct dev *d, enum dev_kind kind, int threads, struct err *e);
-/* What only a GPU asks for. */
+/* Settings of GPUs only. */
 struct dev_gpu {
     bool fp32;        /* store and compute in fp32 (without tensor cores), for tests */
     bool portable;    /* kernels for compute capability 8.0 even where better ones exist */
-    bool fast;        /* allow what is not deterministic */
+    bool fast;        /* allow algorithms that are not deterministic */
     int index;        /* which GPU */
     int sms;          /* multiprocessors that persistent kernels fill; 0: all */
     bool large_tiles; /* tests: GEMMs of experts in the largest tiles, however few there are */
@@ -72,20 +72,19 @@ struct dev_gpu {
 int dev_open_gpu(struct dev *d, const struct dev_gpu *gpu, int threads, struct err *e);
 void dev_close(struct dev *d);
 
-/* Alignment of every buffer and slot, in bytes: two cache lines; what bulk copies of a GPU want. */
+/* Alignment of every buffer and slot, in bytes: two cache lines, as the bulk copies of a GPU require. */
 enum { DEV_ALIGN = 128 };
 
 /* Peak rate of this machine, measured once at start (a few milliseconds): fp32 FMA
  * throughput for "percent of peak". 0 if unknown. */
 double dev_peak_flops(struct dev *d);
 
-/* A host view of a dense device tensor: on a host device the tensor itself, else a copy, given back with
- * dev_fetched. */
+/* A host view of a dense device tensor: on a host device the tensor itself, else a copy, released by dev_fetched. */
 int dev_fetch(struct dev *d, const struct tensor *t, struct tensor *host, struct err *e);
 void dev_fetched(struct dev *d, struct tensor *host);
 
-/* Called before each run of a plan. Host devices look now and then whether other programs use the cores, and wait for
- * threads accordingly. */
+/* Called before each run of a plan. Host devices check from time to time whether other programs use the cores, and
+ * adapt how threads wait. */
 void dev_between_runs(struct dev *d);
 
 /* A back end may refuse, with the reason, before anything else happens. */

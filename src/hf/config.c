@@ -305,6 +305,16 @@ int hf_put(json_t *object, const char *name, json_t *value, struct err *e)
     return ST_OK;
 }
 
+int hf_number(const struct config *c, const char *option, double *out, struct err *e)
+{
+    struct buf text;
+    buf_init(&text, 0);
+    const char *value = config_value_text(c, option, &text);
+    bool known = value != NULL && parse_f64(value, out);
+    buf_release(&text);
+    return known ? ST_OK : err_set(e, ST_INTERNAL, "option %s is not a number", option);
+}
+
 static int write_field(const struct hf_field *f, const struct config *c, json_t *out, struct err *e)
 {
     char name[HF_NAME];

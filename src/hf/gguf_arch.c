@@ -138,14 +138,8 @@ static const struct number numbers[] = {
 static int put_number(const char *arch, const struct number *n, const struct config *c, struct header *h, struct err *e)
 {
     char name[128];
-    struct buf text;
     double v;
-    buf_init(&text, 0);
-    const char *value = config_value_text(c, n->option, &text);
-    bool known = value != NULL && parse_f64(value, &v);
-    buf_release(&text);
-    if (!known)
-        return err_set(e, ST_INTERNAL, "option %s is no number", n->option);
+    TRY(hf_number(c, n->option, &v, e));
     snprintf(name, sizeof name, "%s.%s", arch, n->name);
     if (n->real)
         gguf_f32(h, name, v);

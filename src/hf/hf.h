@@ -18,18 +18,18 @@ struct hf_folder;
 /* True where path is a folder that holds a config.json. */
 bool hf_is_folder(const char *path);
 int hf_open(struct hf_folder **out, const char *path, struct err *e);
-/* The config of a folder with gradients of its tensors, named grad.NAME in one file: loaded like the weights they
- * belong to. Tables that are not trained may be absent. */
+/* The config of a folder with gradients of its tensors, named grad.NAME in one file: loaded as the weights they belong
+ * to are. Tables that are not trained may be absent. */
 int hf_open_gradients(struct hf_folder **out, const char *path, const char *file, struct err *e);
 void hf_close(struct hf_folder *f);                    /* NULL is allowed */
 const char *hf_family_name(const struct hf_folder *f); /* transformers' model_type */
 
 /* Sets options as if they were in a file of the folder's name, among them train.seq where the user gave none. notes
- * (may be NULL) gets a line for every field that was left aside and might matter. */
+ * (may be NULL) gets a line for every field that was ignored and might matter. */
 int hf_options(struct hf_folder *f, struct config *c, struct buf *notes, struct err *e);
 
 /* params: those of the whole model, in any order. Everything is checked here: names, shapes, dtypes, tensors that
- * nothing uses. c and params must outlive the folder's use. notes gets what was left out on purpose. */
+ * nothing uses. c and params must outlive the folder's use. notes lists what was left out on purpose. */
 int hf_bind(struct hf_folder *f, const struct config *c, const struct param *const *params, int n, struct buf *notes,
             struct err *e);
 /* Fill dst, dense and F32 on the host with the shape of parameter i, in the row order of our files. */

@@ -106,6 +106,8 @@ int hf_config_write(const struct hf_family *fam, const struct config *c, enum dt
 int hf_write_json(const char *dir, const char *name, const json_t *json, struct err *e);
 /* Sets a member of an object; NULL values and lack of memory are one error. */
 int hf_put(json_t *object, const char *name, json_t *value, struct err *e);
+/* An option of a model as a number. */
+int hf_number(const struct config *c, const char *option, double *out, struct err *e);
 
 /* ---- rope.c ---------------------------------------------------------------------------------- */
 

@@ -109,14 +109,8 @@ int hf_rope_read(const struct hf_json *j, struct config *c, double base, double 
 
 static int put_number(json_t *o, const struct config *c, const struct number *n, struct err *e)
 {
-    struct buf text;
     double v;
-    buf_init(&text, 0);
-    const char *value = config_value_text(c, n->option, &text);
-    bool known = value != NULL && parse_f64(value, &v);
-    buf_release(&text);
-    if (!known)
-        return err_set(e, ST_INTERNAL, "option %s is no number", n->option);
+    TRY(hf_number(c, n->option, &v, e));
     /* transformers takes an mscale of 0 for one that is given. */
     return v == n->absent && n->absent == 0 ? ST_OK : hf_put(o, n->field, json_real(v), e);
 }

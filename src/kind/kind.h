@@ -1,5 +1,5 @@
 /* A layer kind (core) and a residual connection (joint), each defined once: everything that the rest of the program
- * must know of one is a field here. The pattern language, options and their rules, checkpoint keys, FLOPs, recompute
+ * must know about one is a field here. The pattern language, options and their rules, checkpoint keys, FLOPs, recompute
  * groups, the small models of `braid verify` and the graph builder walk over the kinds and name none of them.
  *
  * Kinds are defined in layers/, one file each, and listed in layers/cores.def and layers/joints.def. This header is
@@ -32,13 +32,13 @@ struct rule {
     const char *message;
     const char *options[4];
 };
-/* A size of the small model that `braid verify` makes of a user's. */
+/* A size of the small model that `braid verify` derives from the user's. */
 struct tiny_size {
     const char *name;
     int64_t value;
     bool always; /* else only where the user's value is larger */
 };
-/* What a kind may ask while it is made small: the layers of both models, one symbol each. */
+/* What a kind may read while its options are shrunk: the layers of both models, one symbol each. */
 struct tiny_model {
     const struct config *user;
     const char *user_symbols, *symbols;
@@ -47,12 +47,12 @@ enum { KIND_MAX_REFUSED = 16 };
 struct kind_options {
     const struct option_use *uses;
     int n_uses;
-    const char *refused[KIND_MAX_REFUSED]; /* options that say what this kind cannot do */
+    const char *refused[KIND_MAX_REFUSED]; /* options that ask for what this kind cannot do */
     const struct rule *rules;
     int n_rules;
     const struct tiny_size *tiny;
     int n_tiny;
-    /* What a size cannot say; may be NULL. */
+    /* Changes that a table of sizes cannot express; may be NULL. */
     int (*shrink)(struct config *c, const struct tiny_model *m, struct err *e);
 };
 #define KIND_ROWS(field, table) .field = (table), .n_##field = countof(table)
@@ -78,7 +78,7 @@ struct kind_keys {
     enum key_place place;
     bool mixes;       /* mixes positions: comes first where two layers share a number */
     bool transformer; /* the layer that a plain Transformer has in this place */
-    bool optional;    /* a file may have none of these layers, or all of them more than the model */
+    bool optional;    /* a file may lack all of these layers, or have them where the model has none */
     /* How its keys begin after "decoder.layers.N."; the longest match of all kinds decides. */
     const char *prefixes[KEY_MAX_PREFIXES];
     const struct key_split *splits;
@@ -116,7 +116,7 @@ struct core_kind {
     bool ends_group;       /* must be the last layer of its group */
     bool has_experts;      /* parallel.ep distributes its experts over ranks */
     bool divides_sequence; /* works on a part of every sequence, as a rank of parallel.cp has it */
-    bool fills;            /* the layers that model.attn_ratio and model.mlp_ratio leave */
+    bool fills;            /* fills the layers that model.attn_ratio and model.mlp_ratio leave over */
     bool by_row;           /* treats every row by itself, so tensor-parallel ranks keep their share of the rows in it */
     bool divides_weights;  /* or: has slices of its weights under parallel.tp, all rows, and gives a part of a sum */
     struct kind_options options;
@@ -124,7 +124,7 @@ struct core_kind {
     struct recompute_group recompute[KIND_MAX_GROUPS];
     /* Forward FLOPs of one token at length seq, by the Megatron convention. */
     double (*flops)(const struct config *c, int64_t seq);
-    /* Whether the pattern has the kind or not; NULL: nothing is larger than model.hidden. */
+    /* Called whether or not the pattern has the kind; NULL: nothing is larger than model.hidden. */
     struct kind_sizes (*sizes)(const struct config *c);
     /* Prints which kernels run its ops, and why; NULL: there is no choice. */
     void (*kernels)(const struct kernel_report *r);
@@ -154,12 +154,12 @@ struct joint_kind {
     void (*kernels)(const struct kernel_report *r);
     int (*check_kernels)(const struct kernel_report *r, struct err *e);
     /* Closes prev (f NO_SLOT: nothing to close, x is the embedding, or with wide the streams of an MTP entry) and
-     * opens next. norm_key: key of the gain. last: next is the head; what goes on is h, and where the joint has
-     * several streams also x, which multi-token prediction adds its gradient to. */
+     * opens next. norm_key: key of the gain. last: next is the head, which reads h; where the joint has several
+     * streams, multi-token prediction reads x as well and adds to its gradient. */
     int (*declare)(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key,
                    bool last);
     /* The first half alone, in front of a pipeline cut: next gets x, dx, wide and the carry, and opens nothing. With
-     * nothing to close, x goes on as it is, a single stream as several where the joint has them. */
+     * nothing to close, x passes unchanged, a single stream expanded to several where the joint has several. */
     int (*close)(struct build *b, const struct sublayer *prev, struct sublayer *next);
     /* The other side of that cut: slots for what crosses. b->layer: the first layer after it. */
     void (*arrive)(struct build *b, struct sublayer *entry);

@@ -63,10 +63,10 @@ struct metric_list {
     size_t cap;
 };
 
-/* The share of tokens that have an expert on one of so many ranks, if all experts are equally likely. */
+/* The share of tokens that have an expert on a given one of `ranks` ranks, if all experts are equally likely. */
 double tokens_on_rank(const struct config_model *c, int64_t ranks);
 
-/* A router whose choices the trainer takes down, or dictates (train/routes.c): I32 [rows, k] in ARENA_STATE. */
+/* A router whose choices the trainer records or dictates (train/routes.c): I32 [rows, k] in ARENA_STATE. */
 struct route_site {
     int layer;
     int64_t k, experts;
@@ -78,8 +78,8 @@ struct route_list {
     size_t cap;
 };
 
-/* A step of the update plan that a layer brings along, run after the optimizer (expert bias): uses name
- * persistent memory by arena and offset. */
+/* A step that a layer adds to the update plan, run after the optimizer (expert bias): uses name persistent memory by
+ * arena and offset. */
 struct update_use {
     struct tensor shape;
     enum arena_id arena;
@@ -114,8 +114,7 @@ struct batch_slots {
     slot_id loss;     /* F64 [2], persistent: sum of nll, number of labels */
 };
 
-/* How the residual streams of a joint with several are kept in training; made from plan.recompute_block by
- * model/policy.c. */
+/* Which residual streams training keeps where a joint has several; made from plan.recompute_block by model/policy.c. */
 struct stream_policy {
     /* the stream in front of every so many layers is kept, those between are recomputed; 0: all are kept */
     int64_t every;
@@ -147,7 +146,7 @@ struct build {
     int layer;                    /* physical layer, 0-based; MTP layers go on counting: names are unique */
     int number;                   /* 1-based among the layers with this symbol: "every k-th attention layer" */
     int n_layers;                 /* symbols in the pattern */
-    int unit; /* what plan.recompute_block counts, from the part's begin: groups of a grouped pattern, else layers */
+    int unit; /* what plan.recompute_block counts, from the part's start: groups of a grouped pattern, else layers */
     bool unit_start; /* the layer is the first of its unit */
     int n_depths;    /* of multi-token prediction, whatever the mode */
     char prefix[64]; /* key prefix of the layer: "decoder.layers.3." */
@@ -192,7 +191,7 @@ slot_id build_wide(struct build *b, const char *name, int64_t rows, int64_t cols
 slot_id build_grad(struct build *b, const char *name, int64_t rows, int64_t cols); /* NO_SLOT unless training */
 slot_id build_wide_grad(struct build *b, const char *name, int64_t rows, int64_t cols); /* NO_SLOT unless training */
 /* The plain residual stream: an activation, or in the wide type where model.fp32_residual asks for one that is wider
- * than the layers' (wide_stream). Layers never see it: they read what is normed and write what is added to it. */
+ * than the layers' (wide_stream). Layers never see it: they read its norm and write what is added to it. */
 bool wide_stream(const struct build *b);
 slot_id build_stream(struct build *b, const char *name, int64_t rows, int64_t cols);
 slot_id build_stream_grad(struct build *b, const char *name, int64_t rows, int64_t cols); /* NO_SLOT unless training */

@@ -25,7 +25,7 @@ struct ep {
     int64_t rows;                 /* places for rows at the experts */
     int64_t per, most;            /* choices of a row that travels; buffers a token may be in */
     int64_t group;                /* experts of each rank */
-    bool whole;                   /* this rank has them all and plays the others, too (loop) */
+    bool whole;                   /* this rank has them all and simulates the others (loop) */
     slot_id idx;                  /* I32 [T, k]: the experts of each token */
     slot_id dest, dest_offset, dest_row, dest_src; /* their ranks, and moeplan's maps of those */
     slot_id leave, arrive;                         /* I32 [ranks]: rows of each buffer */
@@ -42,14 +42,14 @@ struct ep {
  * are here. */
 struct ep ep_declare_slots(struct build *b, struct ep_home *home, slot_id idx, int64_t experts, int64_t k,
                            int64_t width);
-/* Where rows go; their numbers travel. */
+/* Decides where rows go and exchanges the numbers of rows. */
 void ep_declare_maps(struct build *b, const struct ep *ep, const struct ep_home *home);
 /* Codes of the tokens h into the buffers, in the node n; values of what came back, in a node that reads them. */
 void ep_declare_pack(struct build *b, int n, const struct ep *ep, const struct ep_home *home, slot_id h);
 void ep_declare_unpack(struct build *b, int n, const struct ep_home *home);
-/* Slabs to the experts' ranks and into the experts' order. */
+/* Sends buffers to the experts' ranks and sorts their rows by expert. */
 void ep_declare_dispatch(struct build *b, const struct ep *ep, const struct ep_home *home, const struct ep_rows *rows);
-/* And back. */
+/* Returns the results to the ranks of the tokens. */
 void ep_declare_return(struct build *b, const struct ep *ep, const struct ep_home *home, slot_id y, slot_id dy);
 
 /* t [E] F64 (part of a slot), summed over the ranks that share the batch; returns without a node where there is one. */

@@ -7,7 +7,7 @@
  *   h [T/tp] -- gather --> H [T] -- layer, its slice of the weights --> F [T], a part of the sum -- scatter --> f
  *   [T/tp]
  *
- * Backward the same the other way round: the gradient of f is gathered, the layer's slices give their part of the
+ * The backward pass reverses this: the gradient of f is gathered, the layer's slices give their part of the
  * gradient of H, and its sum is scattered. H is not kept for the weight gradients but gathered again.
  *
  * b->rows is the number of rows of what is being declared: of the stream, and between shard_begin() and shard_end()
@@ -39,14 +39,14 @@ struct shard_scope shard_begin(struct build *b, struct core_io *io);
 void shard_end(struct build *b, const struct shard_scope *s, struct core_io *io);
 
 /* x [rows, n] of every rank as one slot of all rows, in the scope of the layer; its gradient, if given (NO_SLOT: none),
- * is summed over ranks into dx. dx_sums: others add to dx, too. */
+ * is summed over ranks into dx. dx_sums: others add to dx as well. */
 struct gathered {
     slot_id x, dx;
 };
 struct gathered shard_gather(struct build *b, const char *name, slot_id x, slot_id dx);
 /* The same over the ranks that share one group of keys and values: their parts of its channels, one after the other. */
 struct gathered shard_gather_kv(struct build *b, const char *name, slot_id x, slot_id dx);
-/* The other way round: y [all rows, n], a part of a sum on every rank, becomes this rank's rows of it. The gradient of
+/* The reverse: y [all rows, n], a part of a sum on every rank, becomes this rank's rows of it. The gradient of
  * those, dy, is gathered into dy_all (NO_SLOT: made elsewhere). */
 void shard_scatter(struct build *b, const char *name, slot_id y_all, slot_id y, slot_id dy, slot_id dy_all);
 /* In the backward phase: `part` of every rank, one after the other, becomes `all`. */

@@ -1,7 +1,7 @@
 /* Units: layers whose weights are gathered, and whose gradients are reduced, together.
  *
- * Ranks that hold copies of a parameter share it out as parallel.zero says (comm.h, mesh_shards). What layers are bound
- * to stays the whole parameter; where it is not kept whole, it is an activation slot that a node of its unit fills or
+ * Ranks that hold copies of a parameter divide it as parallel.zero says (comm.h, mesh_shards). Layers are always bound
+ * to the whole parameter; where it is not kept whole, it is an activation slot that a node of its unit fills or
  * empties:
  *
  *   zero   weights                              gradients

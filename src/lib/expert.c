@@ -35,7 +35,7 @@ static int sizes_of(struct call *c, const struct braidk_act *act, const struct b
     *s = (struct sizes){.rows = x->shape[0],
                         .in = x->shape[1],
                         .f = w2->shape[2],
-                        .up = w2->shape[2] * (act_is_gated(r->kind) ? 2 : 1),
+                        .up = w2->shape[2] * act_gate(r->kind),
                         .out = w2->shape[1],
                         .experts = w2->shape[0]};
     if (act->interleave < 0 || (act->interleave > 0 && (!act_is_gated(r->kind) || s->f % act->interleave != 0)))

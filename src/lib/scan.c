@@ -31,7 +31,7 @@ static int ssd_sizes_of(struct call *c, const struct braidk_tensor *x, const str
                                                   (long long)s->g, (long long)s->h);
 }
 
-/* The inputs that both directions have. */
+/* The inputs that both directions have, and these as fields of their arguments. */
 #define SSD_INPUTS(c, a, s)                                                                                            \
     struct tensor x, dt, A_log, dt_bias, D = {0}, B, C, doc_start = {0};                                               \
     TAKE(c, a, x, real_of(c), (s).b, (s).s, (s).h, (s).p);                                                             \
@@ -42,6 +42,9 @@ static int ssd_sizes_of(struct call *c, const struct braidk_tensor *x, const str
     TAKE(c, a, B, real_of(c), (s).b, (s).s, (s).g, (s).n);                                                             \
     TAKE(c, a, C, real_of(c), (s).b, (s).s, (s).g, (s).n);                                                             \
     TAKE_OPT(c, a, doc_start, DT_I32, (s).b, (s).s)
+#define SSD_GIVEN(a)                                                                                                   \
+    .x = x, .dt = dt, .A_log = A_log, .dt_bias = dt_bias, .D = D, .Bm = B, .Cm = C, .doc_start = doc_start,            \
+    .chunk = (a)->chunk
 
 int lib_ssd(struct call *c, const struct braidk_ssd_args *a)
 {
@@ -51,17 +54,7 @@ int lib_ssd(struct call *c, const struct braidk_ssd_args *a)
     SSD_INPUTS(c, a, s);
     TAKE(c, a, y, real_of(c), s.b, s.s, s.h, s.p);
     TAKE(c, a, states, real_of(c), s.b, s.chunks, s.h, s.n, s.p);
-    struct ssd_fwd_args f = {.x = x,
-                             .dt = dt,
-                             .A_log = A_log,
-                             .dt_bias = dt_bias,
-                             .D = D,
-                             .Bm = B,
-                             .Cm = C,
-                             .doc_start = doc_start,
-                             .y = y,
-                             .states = states,
-                             .chunk = a->chunk};
+    struct ssd_fwd_args f = {SSD_GIVEN(a), .y = y, .states = states};
     RUN(c, ssd_fwd, &f);
     return ST_OK;
 }
@@ -82,24 +75,8 @@ int lib_ssd_bwd(struct call *c, const struct braidk_ssd_bwd_args *a)
         TAKE(c, a, dD, wide_type(c), s.h);
     TAKE(c, a, dB, real_of(c), s.b, s.s, s.g, s.n);
     TAKE(c, a, dC, real_of(c), s.b, s.s, s.g, s.n);
-    struct ssd_bwd_args b = {.dy = dy,
-                             .x = x,
-                             .dt = dt,
-                             .A_log = A_log,
-                             .dt_bias = dt_bias,
-                             .D = D,
-                             .Bm = B,
-                             .Cm = C,
-                             .doc_start = doc_start,
-                             .states = states,
-                             .dx = dx,
-                             .ddt = ddt,
-                             .dA_log = dA_log,
-                             .ddt_bias = ddt_bias,
-                             .dD = dD,
-                             .dBm = dB,
-                             .dCm = dC,
-                             .chunk = a->chunk};
+    struct ssd_bwd_args b = {SSD_GIVEN(a),         .dy = dy, .states = states, .dx = dx, .ddt = ddt, .dA_log = dA_log,
+                             .ddt_bias = ddt_bias, .dD = dD, .dBm = dB,        .dCm = dC};
     RUN(c, ssd_bwd, &b);
     return ST_OK;
 }
@@ -134,6 +111,9 @@ static int gdn_sizes_of(struct call *c, const struct braidk_tensor *q, const str
     TAKE(c, a, A_log, wide_type(c), (s).hv);                                                                           \
     TAKE(c, a, dt_bias, wide_type(c), (s).hv);                                                                         \
     TAKE_OPT(c, a, doc_start, DT_I32, (s).b, (s).s)
+#define GDN_GIVEN(a)                                                                                                   \
+    .q = q, .k = k, .v = v, .alpha = alpha, .beta = beta, .A_log = A_log, .dt_bias = dt_bias, .doc_start = doc_start,  \
+    .chunk = (a)->chunk
 
 int lib_gated_delta_rule(struct call *c, const struct braidk_gated_delta_rule_args *a)
 {
@@ -143,17 +123,7 @@ int lib_gated_delta_rule(struct call *c, const struct braidk_gated_delta_rule_ar
     GDN_INPUTS(c, a, s);
     TAKE(c, a, o, real_of(c), s.b, s.s, s.hv, s.dv);
     TAKE(c, a, states, real_of(c), s.b, s.chunks, s.hv, s.dk, s.dv);
-    struct gdn_fwd_args f = {.q = q,
-                             .k = k,
-                             .v = v,
-                             .alpha = alpha,
-                             .beta = beta,
-                             .A_log = A_log,
-                             .dt_bias = dt_bias,
-                             .doc_start = doc_start,
-                             .o = o,
-                             .states = states,
-                             .chunk = a->chunk};
+    struct gdn_fwd_args f = {GDN_GIVEN(a), .o = o, .states = states};
     RUN(c, gdn_fwd, &f);
     return ST_OK;
 }
@@ -173,24 +143,8 @@ int lib_gated_delta_rule_bwd(struct call *c, const struct braidk_gated_delta_rul
     TAKE(c, a, dbeta, real_of(c), s.b, s.s, s.hv);
     TAKE(c, a, dA_log, wide_type(c), s.hv);
     TAKE(c, a, ddt_bias, wide_type(c), s.hv);
-    struct gdn_bwd_args b = {.d_o = d_o,
-                             .q = q,
-                             .k = k,
-                             .v = v,
-                             .alpha = alpha,
-                             .beta = beta,
-                             .A_log = A_log,
-                             .dt_bias = dt_bias,
-                             .doc_start = doc_start,
-                             .states = states,
-                             .dq = dq,
-                             .dk = dk,
-                             .dv = dv,
-                             .dalpha = dalpha,
-                             .dbeta = dbeta,
-                             .dA_log = dA_log,
-                             .ddt_bias = ddt_bias,
-                             .chunk = a->chunk};
+    struct gdn_bwd_args b = {GDN_GIVEN(a), .d_o = d_o,       .states = states, .dq = dq,         .dk = dk,
+                             .dv = dv,     .dalpha = dalpha, .dbeta = dbeta,   .dA_log = dA_log, .ddt_bias = ddt_bias};
     RUN(c, gdn_bwd, &b);
     return ST_OK;
 }

@@ -68,9 +68,9 @@ enum log_event_kind {
 };
 
 int log_open(struct train_log **out, const struct log_opts *o, struct err *e);
-/* An extra number of the coming step, such as log_scalar(log, "expert load/layer 3", 1.02). Tags
- * that share what stands before the last '/' share a panel in the report. ST_INVALID when the tag
- * is empty or too long or there are too many; the number is then not logged. */
+/* An extra number of the coming step, such as log_scalar(log, "expert load/layer 3", 1.02). Tags with the same text
+ * before the last '/' share a panel in the report. ST_INVALID when the tag is empty or too long or there are too many;
+ * the number is then not logged. */
 int log_scalar(struct train_log *log, const char *tag, double value);
 void log_step(struct train_log *log, const struct step_record *r);
 void log_eval(struct train_log *log, const struct eval_record *r);
@@ -79,7 +79,7 @@ void log_sample(struct train_log *log, int64_t step, const char *text);
 void log_event(struct train_log *log, enum log_event_kind kind, int64_t step, const char *fmt, ...) PRINTF_LIKE(4, 5);
 /* The same without a line on the terminal. */
 void log_record(struct train_log *log, enum log_event_kind kind, int64_t step, const char *fmt, ...) PRINTF_LIKE(4, 5);
-/* What came of the run so far; values that are not known are NAN. */
+/* The results of the run so far; values that are not known are NAN. */
 struct log_result {
     int64_t steps, tokens, skipped;
     double seconds;

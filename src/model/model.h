@@ -65,7 +65,7 @@ struct model_plan_opts {
 int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e);
 void model_plan_release(struct model_plan *mp);
 
-/* Allocates all arenas, binds the plans, fills tables. Planned bytes equal allocated bytes, or it fails. */
+/* Allocates all arenas, binds the plans, fills tables. Fails unless the allocated bytes equal the planned ones. */
 int model_commit(struct model *m, struct model_plan **plans, int n_plans, struct err *e);
 /* Fill parameters from their declared init: a function of run.seed and the key alone. */
 int model_init_params(struct model *m, struct err *e);
@@ -75,14 +75,16 @@ int model_init_params(struct model *m, struct err *e);
  * a shard [n] of it. */
 struct tensor model_param(const struct model *m, int index);
 struct shard model_param_kept(const struct model *m, int index); /* which elements those are */
-/* What is kept of master weight and working copy, from a dense host tensor of the wide type that holds all of it. */
+/* Sets the part that this rank keeps of master weight and working copy from a dense host tensor of the whole parameter,
+ * in the wide type. */
 int model_set_param(struct model *m, int index, const struct tensor *host, struct err *e);
 /* Whole, or this rank's shard of the sums. */
 struct tensor model_grad(const struct model *m, int index);
 /* A parameter that has FP8 codes as a matrix, and where its codes and scales are. */
 struct quantise_args model_param_codes(const struct model *m, int index);
-/* FP8 codes of a parameter from its value; of all that have codes. After every change of values that is not the update
- * plan's. Codes that ranks make together (codes.c) are stale then, until all ranks call model_share_codes. */
+/* Makes the FP8 codes of a parameter from its value; of all that have codes. To be called after every change of values
+ * outside the update plan. Codes that ranks make together (codes.c) are stale then, until all ranks call
+ * model_share_codes. */
 int model_quantise_param(const struct model *m, int index, struct lane *lane);
 int model_quantise(struct model *m, struct err *e);
 int model_share_codes(struct model *m, struct err *e);
@@ -92,7 +94,7 @@ bool model_shares_codes(const struct model *m, int index);
 enum code_stage { CODES_MOST, CODES_SHARE, CODES_ENCODE, CODES_GATHER, CODES_TURN, CODE_STAGES };
 int model_code_stage(const struct model *m, enum code_stage stage, const char *what, struct lane *lane);
 double model_code_stage_bytes(const struct model *m, enum code_stage stage);
-/* Persistent memory that layers share by offset (metrics, tables, routes), from and to the host. */
+/* Copies persistent memory that layers share by offset (metrics, tables, routes) to and from the host. */
 int model_read_state(const struct model *m, int64_t offset, void *out, int64_t bytes, struct err *e);
 int model_write_state(const struct model *m, int64_t offset, const void *in, int64_t bytes, struct err *e);
 /* Address of a persistent slot of a bound plan. */

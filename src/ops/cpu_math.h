@@ -30,6 +30,34 @@ static inline float fast_expf(float x)
     return p * scale;
 }
 
+static inline float dot_f32(const float *x, const float *y, int64_t n)
+{
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < n; c++)
+        sum += x[c] * y[c];
+    return sum;
+}
+static inline void add_scaled_f32(float *to, const float *x, float scale, int64_t n)
+{
+#pragma omp simd
+    for (int64_t c = 0; c < n; c++)
+        to[c] += scale * x[c];
+}
+/* y = x * scale * (gain + one); gain: may be NULL. */
+static inline void scale_row_f32(float *y, const float *x, float scale, const float *gain, float one, int64_t n)
+{
+    if (gain == NULL) {
+#pragma omp simd
+        for (int64_t c = 0; c < n; c++)
+            y[c] = x[c] * scale;
+    } else {
+#pragma omp simd
+        for (int64_t c = 0; c < n; c++)
+            y[c] = x[c] * scale * (gain[c] + one);
+    }
+}
+
 static inline float fast_sigmoidf(float x) { return 1.0f / (1.0f + fast_expf(-x)); }
 
 #endif

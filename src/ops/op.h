@@ -20,7 +20,7 @@
 
 #include <stddef.h>
 
-/* Functions of a contract are C, also where nvcc reads it, and so are those of the folders below, whichever header
+/* Functions of a contract have C linkage, also under nvcc, and so have those of the folders below, whichever header
  * comes first. */
 #ifdef __cplusplus
 #define OP_C extern "C"
@@ -33,7 +33,7 @@ extern "C" {
 #endif
 
 struct op_desc; /* opdesc.h */
-struct ops;     /* ops.h: the table of functions, which only those who call through it include */
+struct ops;     /* ops.h: the table of functions, included only by callers of its functions */
 
 /* The table of this device; on cpu the variant for the instruction set of this processor. */
 OP_C const struct ops *ops_for(const struct dev *d);

@@ -36,9 +36,9 @@ struct op_block {
 };
 /* Allocate all tensors of c (host), fill inputs and outputs from key; `strided` pads rows. */
 int op_call_alloc(struct op_call *c, struct op_block *b, uint64_t key, bool strided, struct err *e);
-/* The same without guards' neatness but fast: for timing, large tensors repeat their first million values. */
+/* The same for timing: faster, because large tensors repeat their first million values. */
 int op_call_alloc_fast(struct op_call *c, struct op_block *b, uint64_t key, struct err *e);
-/* A call whose tensors are on the device: the block goes there, comes back with op_fetch. */
+/* Copies the block to the device and makes `there` the call on the copy; op_fetch copies it back. */
 int op_send(const struct op_call *c, const struct op_block *b, struct dev *dev, struct op_call *there, void **base,
             struct err *e);
 int op_fetch(const struct op_block *b, struct dev *dev, const void *base, struct err *e);

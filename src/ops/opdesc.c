@@ -246,3 +246,19 @@ bool op_fill_documents(const struct op_call *c, int arg, struct tensor *t, uint6
     }
     return type == ARG_I64 || type == ARG_I32;
 }
+
+void op_fill_ranges(struct tensor *host, int64_t rows, bool balanced, uint64_t key)
+{
+    int32_t *at = host->data;
+    int64_t n = host->dim[0] - 1, used = 0;
+    at[0] = 0;
+    for (int64_t x = 0; x < n; x++) {
+        int64_t left = rows - used, mean = rows / n;
+        int64_t take = x == n - 1   ? left
+                       : balanced   ? mean
+                       : x % 3 == 1 ? 0
+                                    : min_i64(left, mean + (int64_t)rng_below(key, (uint64_t)x, (uint64_t)mean + 2));
+        used += take;
+        at[x + 1] = (int32_t)used;
+    }
+}

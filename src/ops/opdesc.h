@@ -76,8 +76,8 @@ struct op_desc {
     int n_bench;
 };
 
-/* Before a descriptor: the op's fields, attributes and calls, from its field list. OP_FIELDS and OP_ATTRS take further
- * rows. */
+/* Before a descriptor: OP_TABLES makes the op's fields, attributes and calls from its field list, OP_TABLES_WITH adds
+ * rows of fields and of attributes. The three macros above it make one of these tables each. */
 #define OP_FIELDS(op, LIST, ...)                                                                                       \
     static const struct op_arg op##_fields[] = {LIST(OP_FIELD_, OP_NO_ATTR_, OP_NO_STRUCT_, op) __VA_ARGS__}
 #define OP_ATTRS(op, LIST, ...)                                                                                        \
@@ -92,10 +92,11 @@ struct op_desc {
         return o->op##_work ? o->op##_work(a_) : 0;                                                                    \
     }                                                                                                                  \
     _Static_assert(sizeof(struct op##_args) <= OP_ARGS_BYTES, "raise OP_ARGS_BYTES")
-#define OP_TABLES(op, LIST)                                                                                            \
-    OP_FIELDS(op, LIST, );                                                                                             \
-    OP_ATTRS(op, LIST, );                                                                                              \
+#define OP_TABLES_WITH(op, LIST, fields, ...)                                                                          \
+    OP_FIELDS(op, LIST, fields);                                                                                       \
+    OP_ATTRS(op, LIST, __VA_ARGS__);                                                                                   \
     OP_CALLS(op)
+#define OP_TABLES(op, LIST) OP_TABLES_WITH(op, LIST, , )
 /* In a descriptor: those of an op; OP_NAMED: under a name of its own. */
 #define OP_IS(op) OP_NAMED(#op, op, op)
 #define OP_NAMED(text, fields, op)                                                                                     \
@@ -143,6 +144,8 @@ double op_bytes(const struct op_call *c);
 /* sample_fill of ops over sequences. doc_start: documents of random length, a row begins one with this chance. start:
  * 1, because 0 would drop init, which the backward op cannot know. False: the argument is neither. */
 bool op_fill_documents(const struct op_call *c, int arg, struct tensor *t, uint64_t key, double chance);
+/* Offsets of ranges of rows, from 0 to `rows`: equal ones if balanced, else uneven ones, every third of them empty. */
+void op_fill_ranges(struct tensor *host, int64_t rows, bool balanced, uint64_t key);
 /* Set attribute or dim `name`; false if the op has none such. */
 bool op_call_set(struct op_call *c, const char *name, double value);
 

@@ -1,9 +1,9 @@
-/* The op table. One op, one folder: <op>.h is the contract, <op>_ref.c the slow judge in double,
+/* The op table. One op, one folder: <op>.h is the contract, <op>_ref.c the slow reference in double,
  * <op>_cpu.c the fast fp32 version, <op>.cu the CUDA one, <op>_op.c the descriptor that tests,
  * bench, gradcheck and `braid op` share.
  *
- * Add an op: a folder and a line in ops.def; README.md has the steps. Its table is made from ops.def, so whoever
- * includes this is compiled again when an op is added; op.h is enough to name a table.
+ * Add an op: a folder and a line in ops.def; README.md has the steps. Its table is made from ops.def, so files that
+ * include this header are recompiled when an op is added; op.h is enough to name a table.
  *
  * Rules for every op
  * - All memory comes from the caller; no allocation. Scratch is the `work` tensor (U8, 1-D), at
@@ -25,7 +25,7 @@
 
 #include "ops/op.h"
 
-/* Contracts are included by those who call the op; here their structs only have names. */
+/* Callers of an op include its contract; here the structs are only declared. */
 #define OP(name, ref, cpu, cuda) struct name##_args;
 #define ALIAS(name, op)
 #include "ops/ops.def"

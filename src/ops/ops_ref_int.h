@@ -5,4 +5,12 @@
 #include "ops/check.h"
 #include "ops/op.h"
 
+static inline double dot_f64(const double *x, const double *y, int64_t n)
+{
+    double sum = 0;
+    for (int64_t c = 0; c < n; c++)
+        sum += x[c] * y[c];
+    return sum;
+}
+
 #endif

@@ -41,8 +41,8 @@ int exec_prepare(struct exec *x, const struct plan *p, struct err *e);
  * contribution of the plan to a persistent sum overwrites it, later ones add. */
 int exec_run(struct exec *x, const struct plan *p, const struct run_info *run, struct err *e);
 
-/* Chrome / Perfetto trace of steps: lanes as threads, waits as arguments. Room for max_events is taken
- * at once; later ones are counted, not kept. */
+/* Chrome / Perfetto trace of steps: lanes as threads, waits as arguments. Memory for max_events is allocated at once;
+ * later events are counted, not kept. */
 int trace_open(struct trace **out, int max_events, struct err *e);
 void trace_add(struct trace *t, const struct plan *p, int step, double begin, double end);
 int trace_write(const struct trace *t, const char *path, struct err *e);

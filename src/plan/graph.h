@@ -186,8 +186,8 @@ slot_id graph_persistent(struct graph *g, const char *name, struct tensor shape,
 /* A result that nobody reads (the gradient of a frozen parameter). An op call with no other result is left out, and
  * where the result is optional, the op is not asked for it; otherwise it goes to the workspace. */
 slot_id graph_unwanted(struct graph *g, const char *name, struct tensor shape);
-/* A result that is made for its readers only. graph_trim, once all is declared: where it has none, forward calls whose
- * op can do without it leave it out. */
+/* A result that is made only if something reads it. graph_trim, called after all declarations: where nothing does,
+ * forward calls whose op can leave it out do so. */
 void graph_optional(struct graph *g, slot_id slot);
 void graph_trim(struct graph *g);
 /* Backward and weight-gradient phases that lead to nothing but unwanted results are removed, so that what they would
@@ -214,7 +214,7 @@ void graph_op(struct graph *g, int node, enum phase_id ph, const struct op_desc 
 const void *graph_call(const struct graph *g, int node, enum phase_id ph, const struct op_desc *op);
 slot_id graph_slot_of(const struct tensor *t);
 /* Several nodes, or one in several microbatches, add to this slot; an op that cannot add must come first. Gradients of
- * parameters are sums without being told. */
+ * parameters are always such sums. */
 void graph_sum(struct graph *g, slot_id slot);
 /* The forward phase of the node, with its cost, can be run again to make the slot; NO_SLOT: nothing. */
 void graph_again(struct graph *g, int node, slot_id slot);

@@ -23,10 +23,10 @@ struct memory {
     int64_t planned[ARENA_ALL];   /* bytes reserved so far */
     int64_t allocated[ARENA_ALL]; /* bytes taken from the device by memory_commit */
     char *base[ARENA_ALL];
-    bool away[ARENA_COUNT]; /* lies in host memory, though it is the device's (optim.offload) */
+    bool away[ARENA_COUNT]; /* lies in host memory, although it is an arena of the device (optim.offload) */
     struct dev *dev;
 };
-/* In host memory? */
+/* Does the arena lie in host memory? */
 bool memory_on_host(const struct memory *m, int arena);
 /* The sum of sizes[ARENA_ALL] (planned or allocated) that lie on the device, or in host memory. */
 int64_t memory_total(const struct memory *m, const int64_t *sizes, bool host);
@@ -34,10 +34,10 @@ int64_t memory_total(const struct memory *m, const int64_t *sizes, bool host);
 int64_t memory_reserve(struct memory *m, enum arena_id a, int64_t bytes);
 /* Frames, workspace and host memory are shared by all plans: the largest wins. */
 void memory_reserve_max(struct memory *m, enum arena_id a, int64_t bytes);
-/* Allocate everything, once. Refuses with the sizes when the device has less. */
+/* Allocate everything, once. If the device has too little memory, the error names the sizes. */
 int memory_commit(struct memory *m, struct dev *dev, struct err *e);
-/* Frames, workspace and offloaded slots again, at their new planned size; what they held is lost. All else must be as
- * it was. */
+/* Reallocates frames, workspace and offloaded slots at their new planned size; their contents are lost. All other sizes
+ * must be unchanged. */
 int memory_renew(struct memory *m, struct err *e);
 void memory_release(struct memory *m);
 void memory_print(const struct memory *m, struct buf *out);

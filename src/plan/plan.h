@@ -53,7 +53,7 @@ struct schedule_opts {
     bool delay_dw;     /* weight gradients after their layer, or in the gaps that overlap leaves */
     bool forward_only; /* evaluation */
 };
-/* Half of what one microbatch does in one chunk. */
+/* The forward or the backward half of one microbatch in one chunk. */
 struct schedule_unit {
     bool backward;
     bool paired; /* a forward unit that runs together with the backward unit behind it */
@@ -64,7 +64,7 @@ struct schedule_units {
     int n;
     size_t cap;
 };
-/* Pure: what this stage does, in order: 1F1B, interleaved if vpp > 1. Refuses numbers that do not fit, naming the
+/* Pure: the units of this stage in order: 1F1B, interleaved if vpp > 1. Refuses numbers that do not fit, naming the
  * option. */
 int schedule_units(const struct schedule_opts *o, struct schedule_units *out, struct err *e);
 void schedule_units_release(struct schedule_units *s);
@@ -130,7 +130,7 @@ double plan_flops(const struct plan *p); /* of one run */
 
 /* Steps with lane, waits, slots and addresses. */
 void plan_print_steps(const struct plan *p, struct buf *out);
-/* Bytes by layer: saved now, and what each recompute name would give back. */
+/* Bytes by layer: those that are saved, and those that each recompute name would free. */
 void plan_print_memory(const struct plan *p, struct buf *out);
 
 #endif

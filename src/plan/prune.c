@@ -28,7 +28,7 @@ static void count_readers(const struct graph *g, int *readers)
         }
 }
 
-/* Whatever it writes or adds to is dropped when the step ends, and nobody else reads it. */
+/* Whatever it writes or adds to is dropped when the step ends, and nothing else reads it. */
 static bool leads_nowhere(const struct graph *g, const struct phase *p, const int *readers)
 {
     for (int u = 0; u < p->n_uses; u++) {

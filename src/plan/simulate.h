@@ -1,4 +1,4 @@
-/* Time that a schedule takes, without running it. Used by the tests of schedules and by sim/. */
+/* The time that a schedule takes, predicted without running it. Used by the tests of schedules and by sim/. */
 #ifndef BRAID_PLAN_SIMULATE_H
 #define BRAID_PLAN_SIMULATE_H
 
@@ -54,8 +54,8 @@ struct sim_place {
 typedef double (*sim_seconds)(const void *ctx, const struct plan *p, int step);
 int sim_add_plan(struct sim *s, const struct sim_place *at, const struct plan *p, sim_seconds seconds, const void *ctx,
                  struct err *e);
-/* Fills in times and what is found per rank; ranks that wait for each other in a circle are an
- * error that names them. */
+/* Fills in the times and results of each rank; ranks that wait for each other in a cycle are an error that names
+ * them. */
 int sim_run(struct sim *s, struct err *e);
 
 #endif

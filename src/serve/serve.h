@@ -100,7 +100,7 @@ struct completion_request {
     size_t n_stop[STOPS_MAX];
     int n_stops;
 };
-/* Whatever the bytes: a valid request or ST_INVALID. encode turns text into ids; release what comes back, also after an
+/* Gives a valid request or ST_INVALID, whatever the bytes are. encode turns text into ids; release r also after an
  * error. */
 typedef int (*encode_fn)(void *ctx, const char *text, size_t n, bool prefix, struct token_ids *out, struct err *e);
 int request_read(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l, int64_t vocab,
@@ -126,13 +126,14 @@ void reply_string(struct buf *out, const char *text, size_t n);
 struct serve_opts {
     const char *host, *model;
     int port;          /* 0: any free one */
-    const char *token; /* NULL: none is asked for; then the address must be a loopback one */
+    const char *token; /* NULL: none is required; then the address must be a loopback one */
     struct serve_limits limits;
     bool quiet;
 };
-/* Stop signals (train.h) wait until they are asked for. Before any thread is started: a thread inherits it. */
+/* Blocks stop signals (base/stop.h) until they are polled. Called before any thread is started, because threads inherit
+ * it. */
 int serve_block_signals(struct err *e);
-/* Until a stop signal. ST_UNSUPPORTED where it is not built in. */
+/* Serves until a stop signal. ST_UNSUPPORTED where the server is not built in. */
 int serve_run(struct scorer *s, const struct serve_opts *o, struct err *e);
 
 /* host.c: where to listen. An address beyond loopback without a token is an error. */
@@ -142,8 +143,8 @@ struct serve_address {
     bool loopback;
 };
 int serve_address(struct serve_address *a, const char *host, int port, bool has_token, struct err *e);
-/* Is this Host header one that a browser sends which was told to come here? A page elsewhere whose name was made to
- * point here (DNS rebinding) sends its own name. */
+/* Does this Host header name this server? A page whose own name was made to point here (DNS rebinding) sends that
+ * name. */
 bool serve_host_is_local(const char *header, const char *listening);
 /* The token in the first line of a file. */
 int serve_read_token(const char *path, char **out, struct err *e);

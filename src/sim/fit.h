@@ -38,9 +38,10 @@ int fit_copy_config(struct config *to, const struct config *c, struct err *e);
 void fit_options(const struct fit_row *r, const struct config *c, struct buf *out);
 /* Sets them. train.global_batch stays. */
 int fit_apply(const struct fit_row *r, struct config *c, struct err *e);
-/* The choice, what else fits, and the options that give it by hand. */
+/* The choice, what else fits, and the options that select it by hand. */
 void fit_print(const struct fit *f, const struct config *c, const struct fit_opts *o, struct buf *out);
-/* One line: does the configuration fit as it is; if not, the smallest change that does, or the smallest memory. */
+/* One line: whether the configuration fits as it is; if not, the smallest change that makes it fit, or the smallest
+ * memory. */
 void fit_verdict(const struct fit *f, const struct config *c, const struct fit_opts *o, struct buf *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* Plans of all ranks without memory, their steps as tasks of the simulator, and what comes of it; see timeline.h. */
+/* Plans of all ranks without memory, their steps as tasks of the simulator, and the results; see timeline.h. */
 #include "sim/timeline.h"
 
 #include <stdlib.h>

@@ -110,11 +110,11 @@ void timeline_print(const struct timeline *tl, struct buf *out);
 void timeline_svg(const struct timeline *tl, struct buf *out);
 void timeline_trace(const struct timeline *tl, struct buf *out); /* Perfetto */
 
-/* The pattern cut into vpp segments for each of pp stages, so that the busiest stage has as little as it can; what
- * follows the last layer counts for the last stage, whose last segment may be empty. extra: what a layer of experts
- * does beyond its FLOPs (of a token, forward). */
+/* The pattern cut into vpp segments for each of pp stages, so that the busiest stage has as little work as possible;
+ * what follows the last layer counts for the last stage, whose last segment may be empty. extra: what a layer of
+ * experts does beyond its FLOPs (of a token, forward). */
 int timeline_cut_pattern(const struct config *cfg, int pp, int vpp, double extra, struct buf *out, struct err *e);
-/* Seconds in which each of `ranks` ranks, `stride` apart, gives every other one its share of the bytes. */
+/* The seconds that `ranks` ranks, `stride` apart, take to send each other their shares of the bytes. */
 double machine_exchange(const struct machine *m, int ranks, int stride, double bytes);
 
 #endif

@@ -41,14 +41,14 @@ static inline int64_t param_code_rows(const struct param *p)
 {
     return p->rank == 3 ? p->dim[0] * p->dim[1] : p->dim[0];
 }
-/* From the whole parameter to what one of so many ranks holds of it; nothing where it is not divided. */
+/* Reduces a whole parameter to the part that one of `ranks` ranks holds; does nothing where it is not divided. */
 int param_cut(struct param *p, int ranks, int rank, struct err *e);
-/* Elements of this rank's part that lie one after the other in the whole parameter, too: those from `local` on. */
+/* The elements of this rank's part, from `local` on, that are contiguous in the whole parameter as well. */
 struct param_run {
     int64_t whole, n; /* first element in the whole parameter, and how many follow */
 };
 struct param_run param_run_from(const struct param *p, int64_t local);
-/* Elements that count as parameters: tables of integers do not. */
+/* Elements that count as parameters; tables of integers do not. */
 static inline int64_t param_reals(const struct param *p) { return p->n_values > 0 ? 0 : param_elems(p); }
 int64_t param_table_elems(const struct param_table *t); /* of all, by that count */
 

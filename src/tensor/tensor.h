@@ -28,7 +28,7 @@ enum dtype {
 size_t dtype_bytes(enum dtype t);
 const char *dtype_name(enum dtype t);         /* safetensors spelling: "F32", "BF16" */
 enum dtype dtype_from_name(const char *name); /* DT_NONE if unknown */
-/* The type of statistics, coefficients and gradients of parameters beside activations of type real. */
+/* The type of statistics, coefficients and gradients of parameters where activations are of type real. */
 static inline enum dtype wide_of(enum dtype real) { return real == DT_BF16 || real == DT_F16 ? DT_F32 : real; }
 
 enum { TENSOR_MAX_RANK = 5 };
@@ -110,8 +110,8 @@ enum split_how {
     SPLIT_DIM,     /* dimension `dim` is divided */
 };
 enum split_unit { UNIT_HEADS, UNIT_GROUPS, UNIT_CHANNELS, UNIT_FFN, UNIT_VOCAB, UNIT_EXPERTS };
-/* What the gradient that one rank computes lacks. A part is summed over the ranks; a gradient that every rank computes
- * in full must not be. */
+/* What is missing from the gradient that one rank computes. Parts are summed over the ranks; a gradient that every rank
+ * computes in full must not be. */
 enum split_grad {
     GRAD_COMPLETE,
     GRAD_OVER_TOKENS, /* a rank sees its share of the tokens */

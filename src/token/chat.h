@@ -62,7 +62,7 @@ bool chat_list_read(struct chat_list *l, const struct json_t *root, const char *
 
 /* ---- Text and ids ---------------------------------------------------------------------------- */
 
-/* A conversation in writing. Messages are added in order; encode turns what was added since into ids. */
+/* A conversation as text. Messages are added in order; encode turns what was added since into ids. */
 struct chat_piece {
     size_t n;     /* bytes of text */
     bool literal; /* written by the template: names of special tokens are tokens */
@@ -86,9 +86,9 @@ int chat_text_add(struct chat_text *c, const struct chat_template *t, const stru
                   struct err *e);
 /* Asks for a reply. */
 int chat_text_ask(struct chat_text *c, const struct chat_template *t, struct err *e);
-/* A reply was made whose ids are known already; stopped: with its stop token. */
+/* Adds a reply whose ids are known already; stopped: with its stop token. */
 int chat_text_replied(struct chat_text *c, const struct chat_template *t, bool stopped, struct err *e);
-/* Nothing more comes: a system message that still waits is an error. */
+/* Ends the conversation: a system message that still waits is an error. */
 int chat_text_end(const struct chat_text *c, const struct chat_template *t, struct err *e);
 /* Appends ids and, where loss is not NULL, as many marks, 1: learned. */
 struct chat_marks {

@@ -53,7 +53,7 @@ size_t tokenizer_text_skip(const struct tokenizer *t);
 bool token_is_special(const struct tokenizer *t, int32_t id);
 /* The id of a special or added token with this text, -1: there is none. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *text);
-/* The first special or added token that stands in a text: its id and where it is; -1: none does. */
+/* The first special or added token that occurs in a text: its id and where it is; -1: none does. */
 int32_t tokenizer_next_special(const struct tokenizer *t, const char *text, size_t n, size_t *from, size_t *to);
 /* "tokenizer.json", "tiktoken", ... and the name of the pattern, for messages. */
 const char *tokenizer_kind(const struct tokenizer *t);
@@ -80,11 +80,11 @@ enum token_flags {
 struct token_encoder;
 int token_encoder_open(struct token_encoder **out, const struct tokenizer *t, struct err *e);
 void token_encoder_close(struct token_encoder *c); /* NULL is fine */
-/* Appends the ids of the n bytes. The text is seen as one whole document. */
+/* Appends the ids of the n bytes. The text is treated as one whole document. */
 int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned flags, struct token_ids *out,
                  struct err *e);
 
-/* The same with an encoder of its own, for a text now and then. On an error out holds nothing of it. */
+/* The same with a temporary encoder, for occasional texts. On an error nothing is appended to out. */
 int tokenizer_encode(const struct tokenizer *t, const void *text, size_t n, unsigned flags, struct token_ids *out,
                      struct err *e);
 /* How many bytes at the beginning of a text are valid UTF-8. */

@@ -44,8 +44,8 @@ int export_gguf(const struct ckpt *from, const struct config *c, const struct ex
 /* LoRA adapters for PEFT; base: its name for the base, or NULL (adapters.c). */
 int export_peft(const struct ckpt *from, const struct config *c, const struct export_opts *o, const char *base,
                 struct err *e);
-/* Writes a checkpoint without adapters, whose weights have them added, as the only one of run_dir. files: what it
- * carries. */
+/* Writes a checkpoint without adapters, with what they add included in the weights, as the only one of run_dir. files:
+ * what it carries. */
 int merge_checkpoint(const struct ckpt *from, const struct config *c, const struct ckpt_file *files, int n_files,
                      const char *run_dir, struct err *e);
 

@@ -102,7 +102,7 @@ out:
     return st;
 }
 
-/* Only training has the parts for prediction depths; who evaluates or generates leaves them in the
+/* Only training has the parts for prediction depths; evaluation and generation leave them in the
  * file. */
 static void drop_unbuilt_depths(struct key_file *f, const struct model *m)
 {

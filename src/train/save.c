@@ -261,7 +261,7 @@ static void *write_copy(void *ctx)
 {
     struct save_job *j = ctx;
     j->status = write_own(j, &j->err);
-    if (j->args.n_parts == 1 && j->saving != NULL) { /* nobody else has files: it need not wait for a step's end */
+    if (j->args.n_parts == 1 && j->saving != NULL) { /* no other rank has files to wait for */
         if (j->status == ST_OK)
             j->status = ckpt_finish(j->saving, &j->sums, &j->err);
         else

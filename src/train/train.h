@@ -13,7 +13,7 @@ struct rank_place {
     struct mesh mesh;
     struct world *world; /* NULL: a single rank, or a plan that is not run */
     int threads;         /* 0: run.threads */
-    int gpu;             /* beyond gpu.index, in turns of the GPUs from there on */
+    int gpu;             /* added to gpu.index; wraps around the GPUs from there on */
 };
 struct rank_place place_alone(void);
 /* Sizes from the options of [parallel]; virtual stages from the pattern where they are not given. */
@@ -68,12 +68,12 @@ struct trainer {
     struct dir_lock *lock;  /* of run.dir, on the rank that writes there; NULL: each save takes it */
     struct ckpt_data *data; /* identity of every data file; owned, with the paths */
     int n_data;
-    /* what changed in them since the checkpoint, and was accepted; NULL: nothing */
+    /* changes in them since the checkpoint that were accepted; NULL: none */
     char *data_note;
     /* the last step could not read its data, on some rank; nothing was updated */
     bool data_failed;
     int64_t replayed; /* steps, and batches of evaluations, repeated with larger buffers */
-    bool stale;       /* weights that other ranks updated have not come yet: trainer_refresh */
+    bool stale;       /* weights that other ranks updated have not arrived yet: trainer_refresh */
     bool pending;     /* the update of the last step is to be applied by the next one: trainer_settle */
     struct {
         double plan, memory, params; /* seconds: planning, allocating, filling parameters */
@@ -95,11 +95,11 @@ struct step_result {
 /* Opens device, model, plans, data; commits memory; fills parameters from init or `from` (may be
  * NULL). data may be left out (plan, gradcheck). */
 int trainer_open(struct trainer *t, const struct config *cfg, const struct ckpt *from, bool with_data, struct err *e);
-/* The same for one of several ranks; every rank calls it, as it does all that follow. Each takes its part of `from`,
- * whatever ranks wrote it. */
+/* The same for one of several ranks; every rank calls it, as it does all that follow. Each rank loads its part of
+ * `from`, whichever mesh wrote it. */
 int trainer_open_on(struct trainer *t, const struct config *cfg, const struct rank_place *place,
                     const struct ckpt *from, bool with_data, struct err *e);
-/* Only the plans: nothing is allocated, nothing can be run (`braid plan`). */
+/* Makes the plans only: nothing is allocated and nothing can run (`braid plan`). */
 int trainer_plan(struct trainer *t, const struct config *cfg, bool on_paper, struct err *e);
 int trainer_plan_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, bool on_paper,
                     struct err *e);
@@ -118,13 +118,13 @@ struct eval_result {
     struct err why;               /* of failed, or of bits per byte that are not known; may be empty on other ranks */
 };
 int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e);
-/* The update of the last step, where the next one would apply it beside its forward pass (optim.overlap): now. What
- * looks at weights or moments calls this or trainer_refresh before. */
+/* Applies the update of the last step now, where the next step would otherwise apply it beside its forward pass
+ * (optim.overlap). Code that reads weights or moments calls this or trainer_refresh first. */
 int trainer_settle(struct trainer *t, struct err *e);
 /* The plan of a step's first microbatches, where there is an update to apply or not. */
 const struct plan *trainer_first_plan(const struct trainer *t, bool pending);
-/* trainer_settle; then copies of weights that other ranks update (parallel.zero) become theirs. A step does so by
- * itself, while it computes; what else looks at weights calls this before. Every rank calls it. */
+/* trainer_settle, then fetches the weights that other ranks update (parallel.zero). A step does so by itself while it
+ * computes; other code that reads weights calls this first. Every rank calls it. */
 int trainer_refresh(struct trainer *t, struct err *e);
 int trainer_save(struct trainer *t, struct err *e);
 /* Shows rank 0 every tensor that a checkpoint would hold, gathered from all ranks, under its key; host is valid during
@@ -132,8 +132,8 @@ int trainer_save(struct trainer *t, struct err *e);
 typedef int (*saved_fn)(void *ctx, const char *key, const struct tensor *host, struct err *e);
 int trainer_visit_saved(struct trainer *t, saved_fn fn, void *ctx, struct err *e);
 /* trainer_save in two parts (run.async_save), both called by every rank. begin: each rank copies what it writes to host
- * memory, and a thread writes the copy; one at a time. end: waits for all threads, and the checkpoint gets its name;
- * where nothing was begun, at once. *step: of the checkpoint, -1: none; note as for trainer_save_noting. */
+ * memory, and a thread writes the copy; one at a time. end: waits for all threads and gives the checkpoint its name;
+ * returns at once where nothing was begun. *step: of the checkpoint, -1: none; note as for trainer_save_noting. */
 int trainer_save_begin(struct trainer *t, struct err *e);
 enum saving { SAVING_NOTHING, SAVING_UNDER_WAY, SAVING_DONE, SAVING_FAILED };
 enum saving trainer_saving(const struct trainer *t);
@@ -145,11 +145,11 @@ void trainer_save_drop(struct trainer *t);
 int trainer_check_folder(struct trainer *t, struct err *e);
 /* Gradients of the last step that are exactly zero, over all ranks, each element once. Every rank calls it. */
 int trainer_count_zeros(struct trainer *t, double *zeros, struct err *e);
-/* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are
- * allocated again. */
+/* Replans after mesh.ep_rows of the model has changed: parameters, moments and state stay, frames and workspace are
+ * reallocated. */
 int trainer_replan(struct trainer *t, struct err *e);
-/* Which bytes the data files hold: recorded with every checkpoint, compared over ranks, and with what `from` (may be
- * NULL) recorded. A difference is ST_CONFLICT, unless data.accept_change is on. Every rank calls it. */
+/* Identifies the contents of the data files, which every checkpoint records: compares them over ranks, and with what
+ * `from` (may be NULL) recorded. A difference is ST_CONFLICT, unless data.accept_change is on. Every rank calls it. */
 int trainer_identify_data(struct trainer *t, const struct ckpt *from, struct err *e);
 /* The whole run; stops early (checkpoint first) on a stop signal, on run.minutes, or when data cannot be read. */
 int trainer_run(struct trainer *t, struct err *e);
@@ -164,7 +164,7 @@ void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows,
 void loss_scales(const struct config *cfg, const int64_t *counts, int depths, double *scale);
 
 /* Choices of routers, recorded to a file or replayed from one (routes.c); *out is NULL where neither is asked for,
- * which the others allow. give: before a microbatch runs; take: after it. */
+ * which the functions below allow. give: before a microbatch runs; take: after it. */
 int routes_open(struct routes **out, struct model *m, const struct config *cfg, int64_t step, struct err *e);
 void routes_close(struct routes *r);
 int routes_give(struct routes *r, int64_t first_sample, struct err *e);
@@ -191,8 +191,7 @@ int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep
 /* Is data.tokenizer still the one that the checkpoint was trained with? A checkpoint without one always passes. */
 int tokenizer_check_resume(const struct config *c, const struct ckpt *from, struct err *e);
 int text_options(struct trainer *t, struct data_opts *o, struct err *e); /* how text becomes tokens */
-/* An error when text that this tokenizer reads would not fit model.vocab. Token files have a
- * vocabulary of their own. */
+/* An error if the tokenizer has ids that model.vocab does not cover. Token files have a vocabulary of their own. */
 int tokenizer_fits(const struct config *cfg, const struct tokenizer *tok, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
 int config_complete(struct config *c, struct err *e);

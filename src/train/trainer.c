@@ -264,7 +264,7 @@ int trainer_replan(struct trainer *t, struct err *e)
     return ST_OK;
 }
 
-/* Choices are taken down and dictated microbatch by microbatch, into one file. */
+/* Choices are recorded and dictated microbatch by microbatch, in one file. */
 static int check_routes(const struct trainer *t, struct err *e)
 {
     bool record = t->cfg->train.record_routes[0] != '\0', replay = t->cfg->train.replay_routes[0] != '\0';

@@ -298,7 +298,7 @@ static int run_steps(struct rank_run *run, struct trainer *t, struct err *e)
         if (s == 0 && !t->pending) /* else the next step changes moments; those at the end are compared either way */
             compare_params(run, t, true);
     }
-    TRY(saved_compare(&run->plain->saved, t, &f->saved, e)); /* before weights of other ranks come: nobody needs them */
+    TRY(saved_compare(&run->plain->saved, t, &f->saved, e)); /* needs no weights of other ranks */
     TRY(trainer_refresh(t, e));
     compare_params(run, t, false);
     f->done = true;

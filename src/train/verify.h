@@ -1,6 +1,6 @@
 /* verify: does every mesh and every schedule that a config allows train the same model? A small model of the same kind
- * is run by one plain rank and by thread ranks on every mesh and schedule, in double precision, and what they end with
- * is compared. */
+ * is run by one plain rank and by thread ranks on every mesh and schedule, in double precision, and the results are
+ * compared. */
 #ifndef BRAID_TRAIN_VERIFY_H
 #define BRAID_TRAIN_VERIFY_H
 
@@ -20,12 +20,12 @@ struct verify_case {
 static inline int verify_tp(const struct verify_case *v) { return v->tp > 0 ? v->tp : 1; }
 static inline int verify_etp(const struct verify_case *v) { return v->etp > 0 ? v->etp : 1; }
 static inline int verify_cp(const struct verify_case *v) { return v->cp > 0 ? v->cp : 1; }
-/* All variants; those that need experts do not apply to models without. */
+/* All variants; those that need experts do not apply to models without experts. */
 const struct verify_case *verify_cases(int *n);
 
 /* Combinations of stages, virtual stages, tensor, context, expert and expert tensor parallelism, copies, parallel.zero,
- * overlap, delayed weight gradients and recompute on up to eight ranks: so many that every legal pair of their values
- * is among them, or all that are legal. */
+ * overlap, delayed weight gradients and recompute on up to eight ranks: enough of them to contain every legal pair of
+ * values, or all legal ones. */
 struct verify_list {
     struct verify_case *list;
     int n;
@@ -47,7 +47,7 @@ struct verify_row {
     struct err why; /* refused: the reason */
 };
 
-/* For tests: what is wrong on purpose. Called on the rank's own config, and on its trainer before the first step. */
+/* For tests: deliberate mistakes. Called on the rank's own config, and on its trainer before the first step. */
 struct verify_sabotage {
     void (*config)(struct config *c, int rank);
     void (*trainer)(struct trainer *t);
@@ -60,7 +60,7 @@ int verify_copy(struct config *to, const struct config *from, struct err *e);
 /* Whether a variant makes sense for the model. */
 bool verify_applies(const struct config *small, const struct verify_case *variant);
 
-struct verify; /* what the plain rank gave */
+struct verify; /* the results of the plain rank */
 int verify_open(struct verify **out, const struct config *small, struct err *e);
 int verify_run(struct verify *v, const struct verify_case *variant, const struct verify_sabotage *wrong,
                struct verify_row *row, struct err *e);

@@ -31,4 +31,19 @@ static inline void encode_something(struct token_model *m, const uint8_t *data, 
     token_encoder_close(c);
 }
 
+/* A fuzzer: `read` fills the model m from data and size, or sets e. */
+#define FUZZ_TOKENIZER(read)                                                                                           \
+    int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);                                                      \
+    int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)                                                       \
+    {                                                                                                                  \
+        struct token_model *m = calloc(1, sizeof *m);                                                                  \
+        struct err e;                                                                                                  \
+        if (m == NULL)                                                                                                 \
+            return 0;                                                                                                  \
+        if ((read) == ST_OK)                                                                                           \
+            encode_something(m, data, size);                                                                           \
+        token_model_release(m);                                                                                        \
+        return 0;                                                                                                      \
+    }
+
 #endif

@@ -71,6 +71,22 @@ static inline void run_steps(struct trainer *t, int n, double *losses)
     }
 }
 
+/* What a thread rank does: opens a trainer of this config on its place, and `work` with it. */
+static inline int run_rank(struct world *w, const struct config *cfg,
+                           int (*work)(struct trainer *t, void *ctx, struct err *e), void *ctx, struct err *e)
+{
+    struct rank_place place;
+    struct trainer t = {0};
+    int st = place_open(&place, cfg, w, 0, world_size(w), e);
+    if (st == ST_OK)
+        st = trainer_open_on(&t, cfg, &place, NULL, true, e);
+    if (st == ST_OK)
+        st = work(&t, ctx, e);
+    trainer_close(&t);
+    place_close(&place);
+    return st;
+}
+
 /* Everything an update may change. */
 struct snapshot {
     int64_t bytes[2];

@@ -19,8 +19,9 @@ static void read_calls(const struct mesh *m, int64_t *calls)
         calls[g] = groups[g] != NULL ? comm_stats(groups[g]).calls : 0;
 }
 
-static int count_step(struct trainer *t, struct job *j, struct err *e)
+static int count_step(struct trainer *t, void *ctx, struct err *e)
 {
+    struct job *j = ctx;
     struct step_result r;
     int64_t before[GROUPS], after[GROUPS];
     int rank = t->model.mesh.rank;
@@ -35,17 +36,7 @@ static int count_step(struct trainer *t, struct job *j, struct err *e)
 
 static int rank_main(struct world *w, void *ctx, struct err *e)
 {
-    struct job *j = ctx;
-    struct rank_place place;
-    struct trainer t = {0};
-    int st = place_open(&place, j->cfg, w, 0, world_size(w), e);
-    if (st == ST_OK)
-        st = trainer_open_on(&t, j->cfg, &place, NULL, true, e);
-    if (st == ST_OK)
-        st = count_step(&t, j, e);
-    trainer_close(&t);
-    place_close(&place);
-    return st;
+    return run_rank(w, ((struct job *)ctx)->cfg, count_step, ctx, e);
 }
 
 struct case_of {

@@ -1,82 +1,34 @@
 /* parallel.cp: ranks that divide every sequence train the model of one rank, whatever a layer needs of the other parts
  * (keys, states, rows of a convolution, labels of later tokens, balance over experts), and mistakes that other programs
  * have had, made on purpose, are found. */
-#include "support.h"
-
-#include "train/verify.h"
+#include "verify_fixture.h"
 
 #include <stdlib.h>
-
-struct fixture {
-    struct config user, small;
-    struct verify *v;
-    struct err e;
-    char *dir, data[512];
-};
-
-static void set_all(struct config *c, const char *options)
-{
-    struct err e = {0};
-    char word[128];
-    for (const char *p = options; *p != '\0';) {
-        size_t n = strcspn(p, " ");
-        snprintf(word, sizeof word, "%.*s", (int)n, p);
-        char *eq = strchr(word, '=');
-        assert_non_null(eq);
-        *eq = '\0';
-        assert_ok(config_set(c, word, eq + 1, NULL, &e), &e);
-        p += n + (p[n] == ' ');
-    }
-}
 
 /* Documents of a few bytes, so that they begin and end on either side of every border. */
 static void write_documents(struct fixture *f)
 {
-    snprintf(f->data, sizeof f->data, "%s/documents", f->dir);
-    assert_ok(file_make_dirs(f->data, &f->e), &f->e);
+    char folder[512];
+    snprintf(folder, sizeof folder, "%s/documents", f->dir);
+    assert_ok(file_make_dirs(folder, &f->e), &f->e);
     for (int i = 0; i < 60; i++) {
         char path[600], text[64];
         int n = 3 + (i * 7) % 23;
         for (int k = 0; k < n; k++)
             text[k] = (char)('a' + (i * 5 + k * k) % 26);
-        snprintf(path, sizeof path, "%s/%02d", f->data, i);
+        snprintf(path, sizeof path, "%s/%02d", folder, i);
         assert_ok(file_write_atomic(path, text, (size_t)n, &f->e), &f->e);
     }
+    assert_ok(config_set(&f->small, "data.train", folder, NULL, &f->e), &f->e);
 }
 
 static void fixture_open(struct fixture *f, const char *options)
 {
-    *f = (struct fixture){.dir = temp_dir()};
-    assert_ok(config_init(&f->user, &f->e), &f->e);
-    assert_ok(config_init(&f->small, &f->e), &f->e);
-    set_all(&f->user, "model.vocab=1000 data.train=no/such/file model.mtp_scale=0.3");
-    set_all(&f->user, options);
-    assert_ok(config_finish(&f->user, &f->e), &f->e);
+    fixture_begin(f, options);
     assert_ok(verify_config(&f->small, &f->user, f->dir, &f->e), &f->e);
     write_documents(f);
-    assert_ok(config_set(&f->small, "data.train", f->data, NULL, &f->e), &f->e);
     assert_ok(config_set(&f->small, "model.vocab", "260", NULL, &f->e), &f->e); /* ranks of parallel.tp share it */
     assert_ok(verify_open(&f->v, &f->small, &f->e), &f->e);
-}
-
-static void fixture_close(struct fixture *f)
-{
-    verify_close(f->v);
-    config_release(&f->user);
-    config_release(&f->small);
-    assert_ok(file_remove_tree(f->dir, &f->e), &f->e);
-    free(f->dir);
-}
-
-static const struct verify_case *variant_named(const char *name)
-{
-    int n;
-    const struct verify_case *all = verify_cases(&n);
-    for (int i = 0; i < n; i++)
-        if (strcmp(all[i].name, name) == 0)
-            return &all[i];
-    fail_msg("no variant is called %s", name);
-    return NULL;
 }
 
 static struct verify_row run(struct fixture *f, const char *variant, void (*wrong)(struct trainer *t))

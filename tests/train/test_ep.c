@@ -12,8 +12,9 @@ struct job {
     int64_t sent[MOST_RANKS]; /* bytes to other ranks of ep_comm in the last step */
 };
 
-static int take_steps(struct trainer *t, struct job *j, struct err *e)
+static int take_steps(struct trainer *t, void *ctx, struct err *e)
 {
+    struct job *j = ctx;
     const struct mesh *m = &t->model.mesh;
     int64_t before = 0;
     for (int i = 0; i < STEPS; i++) {
@@ -29,17 +30,7 @@ static int take_steps(struct trainer *t, struct job *j, struct err *e)
 
 static int rank_main(struct world *w, void *ctx, struct err *e)
 {
-    struct job *j = ctx;
-    struct rank_place place;
-    struct trainer t = {0};
-    int st = place_open(&place, j->cfg, w, 0, world_size(w), e);
-    if (st == ST_OK)
-        st = trainer_open_on(&t, j->cfg, &place, NULL, true, e);
-    if (st == ST_OK)
-        st = take_steps(&t, j, e);
-    trainer_close(&t);
-    place_close(&place);
-    return st;
+    return run_rank(w, ((struct job *)ctx)->cfg, take_steps, ctx, e);
 }
 
 /* One rank that plays several sends its rows to itself. */

@@ -1,19 +1,10 @@
 /* braid verify: all variants agree for a model with every kind of layer, and what is wrong on purpose is found and
  * named. */
-#include "support.h"
-
-#include "train/verify.h"
+#include "verify_fixture.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-struct fixture {
-    struct config user, small;
-    struct verify *v;
-    struct err e;
-    char *dir;
-};
 
 static void set(struct config *c, const char *name, const char *value)
 {
@@ -23,46 +14,18 @@ static void set(struct config *c, const char *name, const char *value)
 
 static void fixture_open(struct fixture *f, const char *pattern)
 {
-    *f = (struct fixture){.dir = temp_dir()};
-    assert_ok(config_init(&f->user, &f->e), &f->e);
-    assert_ok(config_init(&f->small, &f->e), &f->e);
-    set(&f->user, "model.pattern", pattern);
-    set(&f->user, "model.mla_q_rank", strpbrk(pattern, "CHW") != NULL ? "10" : "0"); /* these have no default */
-    set(&f->user, "model.vocab", "1000");
-    set(&f->user, "model.experts", "64");
-    set(&f->user, "model.topk", "8");
-    set(&f->user, "model.seq_aux_loss", "0.01");
-    set(&f->user, "model.shared_ffn", "512");
-    set(&f->user, "model.dropout", "0.1");
-    set(&f->user, "model.mtp_scale", "0.3");
-    set(&f->user, "data.train", "no/such/file");
-    assert_ok(config_finish(&f->user, &f->e), &f->e);
+    char options[256];
+    snprintf(options, sizeof options,
+             "model.pattern=%s model.experts=64 model.topk=8 model.seq_aux_loss=0.01 model.shared_ffn=512 "
+             "model.dropout=0.1%s",
+             pattern, strpbrk(pattern, "CHW") != NULL ? " model.mla_q_rank=10" : ""); /* which has no default there */
+    fixture_begin(f, options);
 }
 
 static void fixture_run(struct fixture *f)
 {
     assert_ok(verify_config(&f->small, &f->user, f->dir, &f->e), &f->e);
     assert_ok(verify_open(&f->v, &f->small, &f->e), &f->e);
-}
-
-static void fixture_close(struct fixture *f)
-{
-    verify_close(f->v);
-    config_release(&f->user);
-    config_release(&f->small);
-    assert_ok(file_remove_tree(f->dir, &f->e), &f->e);
-    free(f->dir);
-}
-
-static const struct verify_case *variant_named(const char *name)
-{
-    int n;
-    const struct verify_case *all = verify_cases(&n);
-    for (int i = 0; i < n; i++)
-        if (strcmp(all[i].name, name) == 0)
-            return &all[i];
-    fail_msg("no variant is called %s", name);
-    return NULL;
 }
 
 /* ---- everything right ------------------------------------------------------------------------ */

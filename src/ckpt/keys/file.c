@@ -50,7 +50,7 @@ int key_file_from(struct key_file *f, const struct ckpt *c, struct err *e)
     return ST_OK;
 }
 
-/* The tensors of files 0 .. n - 1; which gate rows lie where is said by the first. */
+/* The tensors of files 0 .. n - 1; the first file says which gate rows lie where. */
 static int list_files(struct key_file *f, const char *path, int n, struct err *e)
 {
     int count = 0;

@@ -472,7 +472,7 @@ bool keymap_has(const struct keymap *m, int i) { return m->found[i].n > 0; }
 int keymap_missing(const struct keymap *m) { return m->missing; }
 int keymap_unexpected(const struct keymap *m) { return m->unexpected; }
 
-/* The first few names; their number is said anyway. */
+/* Lists the first few names; the message has their number in any case. */
 static void list_key(struct buf *b, int *n, const char *key)
 {
     enum { SHOW = 8, ROOM = 330 };

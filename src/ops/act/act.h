@@ -23,6 +23,8 @@ enum act_kind {
     ACT_SILU,
 };
 static inline bool act_is_gated(enum act_kind k) { return k <= ACT_QUICK_GEGLU; }
+/* Columns of x for one of y. */
+static inline int64_t act_gate(enum act_kind k) { return act_is_gated(k) ? 2 : 1; }
 
 struct act_rule {
     enum act_kind kind;

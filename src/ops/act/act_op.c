@@ -1,6 +1,6 @@
 /* act: argument checks, cost, descriptors, test samples and bench shapes; see act.h. */
 #include "ops/check.h"
-#include "ops/act/act.h"
+#include "ops/act/act_desc.h"
 #include "ops/opshape.h"
 
 #include <math.h>
@@ -41,28 +41,12 @@ int act_bwd_check(const struct act_bwd_args *a, struct err *e)
 
 static const struct op_dim dims[] = {{"rows", 5}, {"f", 33}};
 
-/* Columns of x for one of y. */
-static bool fwd_number(const void *args, const char *name, int64_t *out)
-{
-    const struct act_fwd_args *a = args;
-    *out = act_is_gated(a->rule.kind) ? 2 : 1;
-    return strcmp(name, "gate") == 0;
-}
+ACT_NUMBER(act_fwd)
+ACT_NUMBER(act_bwd)
 
-static bool bwd_number(const void *args, const char *name, int64_t *out)
+void act_fill_inputs(const struct op_call *c, double gap, struct tensor *host, uint64_t key)
 {
-    const struct act_bwd_args *a = args;
-    *out = act_is_gated(a->rule.kind) ? 2 : 1;
-    return strcmp(name, "gate") == 0;
-}
-
-/* Pre-activations wide enough for the clamp to bite, and off its edges (and relu2's), where central
- * differences mean nothing. */
-static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
-{
-    if (!op_arg_is(c, arg, "x"))
-        return false;
-    double clamp = op_attr(c, "clamp"), gap = 0.01;
+    double clamp = op_attr(c, "clamp");
     for (int64_t i = 0, n = tensor_elems(host); i < n; i++) {
         double v = 2 * rng_normal(key, (uint64_t)i);
         const double edges[] = {0, clamp, -clamp};
@@ -70,7 +54,13 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
             v = fabs(v - edges[k]) < gap ? edges[k] + gap : v;
         tensor_set(host, i, (double)(float)v);
     }
-    return true;
+}
+
+static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
+{
+    if (op_arg_is(c, arg, "x"))
+        act_fill_inputs(c, 0.01, host, key);
+    return op_arg_is(c, arg, "x");
 }
 
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
@@ -121,26 +111,16 @@ static const struct op_sample bench[] = {
     {"rows=16384 f=5632 kind=0 no_prob=1 gpu=1"}, {"rows=32768 f=1024 kind=0 gpu=1"},
 };
 
-#define RULE_ATTRS(op)                                                                                                 \
-    OP_ATTR_IN(op, int, "kind", rule.kind, ACT_SWIGLU)                                                                 \
-    OP_ATTR_IN(op, double, "clamp", rule.clamp, 0)                                                                     \
-    OP_ATTR_IN(op, double, "alpha", rule.alpha, 1.702)                                                                 \
-    OP_ATTR_IN(op, double, "offset", rule.offset, 0)                                                                   \
-    OP_ATTR_IN(op, int64_t, "interleave", rule.interleave, 0)
-OP_FIELDS(act_fwd, ACT_FWD_FIELDS, );
-OP_ATTRS(act_fwd, ACT_FWD_FIELDS, RULE_ATTRS(act_fwd));
-OP_CALLS(act_fwd);
+OP_TABLES_WITH(act_fwd, ACT_FWD_FIELDS, , ACT_RULE_ATTRS(act_fwd, "offset"));
 const struct op_desc act_fwd_desc = {
-    OP_IS(act_fwd),        .number = fwd_number, .summary = "the nonlinearity of an MLP, gated or plain",
-    OP_LIST(dims, dims),   .cost = fwd_cost,     .sample_fill = fill,
-    .backward = "act_bwd", .tolerance = 2e-6,    OP_LIST(samples, samples),
+    OP_IS(act_fwd),        .number = act_fwd_number, .summary = "the nonlinearity of an MLP, gated or plain",
+    OP_LIST(dims, dims),   .cost = fwd_cost,         .sample_fill = fill,
+    .backward = "act_bwd", .tolerance = 2e-6,        OP_LIST(samples, samples),
     OP_LIST(bench, bench),
 };
-OP_FIELDS(act_bwd, ACT_BWD_FIELDS, );
-OP_ATTRS(act_bwd, ACT_BWD_FIELDS, RULE_ATTRS(act_bwd));
-OP_CALLS(act_bwd);
+OP_TABLES_WITH(act_bwd, ACT_BWD_FIELDS, , ACT_RULE_ATTRS(act_bwd, "offset"));
 const struct op_desc act_bwd_desc = {
-    OP_IS(act_bwd),      .number = bwd_number,      .summary = "gradient of act_fwd",
+    OP_IS(act_bwd),      .number = act_bwd_number,  .summary = "gradient of act_fwd",
     OP_LIST(dims, dims), .cost = bwd_cost,          .sample_fill = fill,
     .tolerance = 3e-6,   OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

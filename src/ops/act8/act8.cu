@@ -9,10 +9,11 @@
 static bool in_tiles(const struct tensor *x, const struct tensor *dy, const struct tensor *t, const struct act_rule *r,
                      int64_t block)
 {
-    int64_t rows = x->dim[0], f = x->dim[1] / act8_gate(r), align = 16 / (int64_t)dtype_bytes(x->dtype);
+    int64_t rows = x->dim[0], f = x->dim[1] / act_gate(r->kind), align = 16 / (int64_t)dtype_bytes(x->dtype);
     bool aligned = (rows <= 1 || x->stride[0] % align == 0) && (dy == NULL || rows <= 1 || dy->stride[0] % align == 0);
-    return block == F8_TILE && f > 0 && rows > 0 && f % F8_TILE == 0 && (act8_gate(r) == 1 || r->interleave == 0) &&
-           aligned && (t->rank == 0 || rows % 16 == 0) && rows <= 65535ll * F8_TILE;
+    return block == F8_TILE && f > 0 && rows > 0 && f % F8_TILE == 0 &&
+           (act_gate(r->kind) == 1 || r->interleave == 0) && aligned && (t->rank == 0 || rows % 16 == 0) &&
+           rows <= 65535ll * F8_TILE;
 }
 
 /* The thread's eight rows, four at a time so that their loads are under way together. Forward tile holds y; backward
@@ -110,7 +111,7 @@ static int tiles(struct lane *l, const struct tensor *x, const struct tensor *dy
     c.x = *x;
     c.dy = *dy;
     c.rows = x->dim[0];
-    c.f = x->dim[1] / act8_gate(r);
+    c.f = x->dim[1] / act_gate(r->kind);
     act_numbers(&c, r);
     bool aligned = pointer16(x->data) && pointer16(dy->data) && pointer16(o->q) && pointer16(o->t);
     if (!aligned)
@@ -131,7 +132,7 @@ extern "C" int64_t act8_fwd_work_cuda(const struct act8_fwd_args *a)
 {
     return in_tiles(&a->x, NULL, &a->t, &a->rule, a->block)
                ? 0
-               : work_bytes(&a->x, a->x.dim[1] / act8_gate(&a->rule), a->block);
+               : work_bytes(&a->x, a->x.dim[1] / act_gate(a->rule.kind), a->block);
 }
 extern "C" int64_t act8_bwd_work_cuda(const struct act8_bwd_args *a)
 {
@@ -158,7 +159,7 @@ extern "C" int act8_fwd_cuda(struct lane *l, const struct act8_fwd_args *a)
 {
     TRY(act8_fwd_check(a, l->err));
     TRY(check_work("act8_fwd", &a->work, act8_fwd_work_cuda(a), l->err));
-    int64_t cols = a->x.dim[1] / act8_gate(&a->rule);
+    int64_t cols = a->x.dim[1] / act_gate(a->rule.kind);
     struct tensor none = {};
     if (in_tiles(&a->x, NULL, &a->t, &a->rule, a->block)) {
         struct f8_out o = f8_out_of(&a->q, &a->qs, &a->t, &a->ts, a->x.dim[0], cols, a->block, false);

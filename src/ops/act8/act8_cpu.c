@@ -4,7 +4,7 @@
 
 int64_t CPU_NAME(act8_fwd_work_cpu)(const struct act8_fwd_args *a)
 {
-    return act8_values_bytes(&a->x, a->x.dim[1] / act8_gate(&a->rule));
+    return act8_values_bytes(&a->x, a->x.dim[1] / act_gate(a->rule.kind));
 }
 int64_t CPU_NAME(act8_bwd_work_cpu)(const struct act8_bwd_args *a) { return act8_values_bytes(&a->x, a->x.dim[1]); }
 
@@ -12,7 +12,7 @@ int CPU_NAME(act8_fwd_cpu)(struct lane *l, const struct act8_fwd_args *a)
 {
     TRY(act8_fwd_check(a, l->err));
     TRY(check_work("act8_fwd", &a->work, CPU_NAME(act8_fwd_work_cpu)(a), l->err));
-    struct tensor y = act8_values(&a->x, a->x.dim[1] / act8_gate(&a->rule), a->work.data);
+    struct tensor y = act8_values(&a->x, a->x.dim[1] / act_gate(a->rule.kind), a->work.data);
     if (y.data == NULL)
         y.data = a->x.data; /* nothing to store */
     TRY(CPU_NAME(act_fwd_cpu)(l, &(struct act_fwd_args){.x = a->x, .y = y, .rule = a->rule}));

@@ -5,9 +5,6 @@
 #include "ops/act8/act8.h"
 #include "ops/quantise/quantise.h"
 
-/* Columns of x for one of y. */
-static inline int64_t act8_gate(const struct act_rule *r) { return act_is_gated(r->kind) ? 2 : 1; }
-
 /* The values in front of the scratch of quantise. */
 static inline int64_t act8_values_bytes(const struct tensor *x, int64_t cols)
 {

@@ -1,5 +1,6 @@
 /* act8: argument checks, cost, descriptors, test samples and bench shapes; see act8.h. */
 #include "ops/act8/act8_int.h"
+#include "ops/act/act_desc.h"
 #include "ops/check.h"
 #include "ops/opdesc.h"
 #include "ops/ops.h"
@@ -10,7 +11,7 @@
 /* The calls that it replaces check all but scratch; their values have no memory yet. */
 int act8_fwd_check(const struct act8_fwd_args *a, struct err *e)
 {
-    int64_t gate = act8_gate(&a->rule);
+    int64_t gate = act_gate(a->rule.kind);
     if (a->x.data == NULL || a->x.rank != 2 || a->x.dim[1] % gate != 0)
         return err_set(
             e, ST_INVALID,
@@ -99,21 +100,13 @@ static const struct op_sample samples[] = {
 };
 static const struct op_sample bench[] = {{"rows=4096 f=864 kind=0"}, {"rows=16384 f=5632 kind=0 gpu=1"}};
 
-#define RULE_ATTRS(op)                                                                                                 \
-    OP_ATTR_IN(op, int, "kind", rule.kind, ACT_SWIGLU)                                                                 \
-    OP_ATTR_IN(op, double, "clamp", rule.clamp, 0)                                                                     \
-    OP_ATTR_IN(op, double, "alpha", rule.alpha, 1.702)                                                                 \
-    OP_ATTR_IN(op, double, "offset", rule.offset, 0)                                                                   \
-    OP_ATTR_IN(op, int64_t, "interleave", rule.interleave, 0)                                                          \
-    OP_ATTR_EXTRA("e5m2", 0)
+#define RULE_ATTRS(op) ACT_RULE_ATTRS(op, "offset") OP_ATTR_EXTRA("e5m2", 0)
 /* A value next to a tie of two codes falls to either side, as devices compute the curve differently: 32 of 448. That
  * the codes are those of act followed by quantise, to the bit, is checked by tests/gpu/check_f8. */
 #define CODES_TOLERANCE 0.075
 #define CODES_NARROW 0.03
 
-OP_FIELDS(act8_fwd, ACT8_FWD_FIELDS, );
-OP_ATTRS(act8_fwd, ACT8_FWD_FIELDS, RULE_ATTRS(act8_fwd));
-OP_CALLS(act8_fwd);
+OP_TABLES_WITH(act8_fwd, ACT8_FWD_FIELDS, , RULE_ATTRS(act8_fwd));
 const struct op_desc act8_fwd_desc = {
     OP_IS(act8_fwd),
     .summary = "the nonlinearity of an MLP, as FP8 codes",
@@ -126,9 +119,7 @@ const struct op_desc act8_fwd_desc = {
     OP_LIST(samples, samples),
     OP_LIST(bench, bench),
 };
-OP_FIELDS(act8_bwd, ACT8_BWD_FIELDS, );
-OP_ATTRS(act8_bwd, ACT8_BWD_FIELDS, RULE_ATTRS(act8_bwd));
-OP_CALLS(act8_bwd);
+OP_TABLES_WITH(act8_bwd, ACT8_BWD_FIELDS, , RULE_ATTRS(act8_bwd));
 const struct op_desc act8_bwd_desc = {
     OP_IS(act8_bwd),
     .summary = "gradient of act_fwd, as FP8 codes",

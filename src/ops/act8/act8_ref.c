@@ -4,7 +4,7 @@
 
 int64_t act8_fwd_work_ref(const struct act8_fwd_args *a)
 {
-    return act8_values_bytes(&a->x, a->x.dim[1] / act8_gate(&a->rule));
+    return act8_values_bytes(&a->x, a->x.dim[1] / act_gate(a->rule.kind));
 }
 int64_t act8_bwd_work_ref(const struct act8_bwd_args *a) { return act8_values_bytes(&a->x, a->x.dim[1]); }
 
@@ -12,7 +12,7 @@ int act8_fwd_ref(struct lane *l, const struct act8_fwd_args *a)
 {
     TRY(act8_fwd_check(a, l->err));
     TRY(check_work("act8_fwd", &a->work, act8_fwd_work_ref(a), l->err));
-    struct tensor y = act8_values(&a->x, a->x.dim[1] / act8_gate(&a->rule), a->work.data);
+    struct tensor y = act8_values(&a->x, a->x.dim[1] / act_gate(a->rule.kind), a->work.data);
     if (y.data == NULL)
         y.data = a->x.data; /* nothing to store */
     TRY(act_fwd_ref(l, &(struct act_fwd_args){.x = a->x, .y = y, .rule = a->rule}));

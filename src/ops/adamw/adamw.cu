@@ -149,8 +149,7 @@ static int plain_codes(struct lane *l, const struct adamw_args *a)
 template <int N>
 static int update_all(struct lane *l, const struct adamw_args *a, const struct adamw_common *common, enum dtype copy)
 {
-    struct adamw_call<N> c = {
-    };
+    adamw_call<N> c = {};
     c.common = *common;
     int64_t blocks = 0;
     for (int k = 0; k <= a->n_more; k++) {

@@ -1,6 +1,7 @@
 /* addnorm, fast CPU version; see addnorm.h. A row stays in the nearest cache through the few short
  * loops it needs. Sums over rows go by fixed blocks of rows into work and are then added in block
  * order, so threads do not change the result. */
+#include "ops/cpu_math.h"
 #include "ops/dropout/dropout_mask.h"
 #include "ops/addnorm/addnorm.h"
 #include "ops/dropout/dropout.h"
@@ -26,15 +27,6 @@ static void drop_factors(const struct dropout_rule *r, int64_t t, int64_t first,
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
-
-static float sum_squares(const float *x, int64_t n)
-{
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < n; c++)
-        sum += x[c] * x[c];
-    return sum;
-}
 
 /* s = x + (f + bias) * factor over n channels. The flags are constants. */
 INLINE void add_part(bool biased, bool dropped, int64_t n, const float *x, const float *f, const float *bias,
@@ -80,20 +72,12 @@ int CPU_NAME(addnorm_fwd_cpu)(struct lane *l, const struct addnorm_fwd_args *a)
             continue;
         /* The same sum whether s was just made or given: a norm recomputed from a kept stream, or from one that came
          * over a pipeline cut, has the same bits. */
-        float sum = sum_squares(s, d), rstd = 1.0f / sqrtf(sum / (float)d + (float)a->eps);
+        float sum = dot_f32(s, s, d), rstd = 1.0f / sqrtf(sum / (float)d + (float)a->eps);
         ((float *)a->rstd.data)[r] = rstd;
         if (!present(&a->y))
             continue;
         float *y = f32_row(&a->y, r);
-        if (w == NULL) {
-#pragma omp simd
-            for (int64_t c = 0; c < d; c++)
-                y[c] = s[c] * rstd;
-        } else {
-#pragma omp simd
-            for (int64_t c = 0; c < d; c++)
-                y[c] = s[c] * rstd * (w[c] + one);
-        }
+        scale_row_f32(y, s, rstd, w, one, d);
     }
     return ST_OK;
 }

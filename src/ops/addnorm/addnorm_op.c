@@ -138,14 +138,7 @@ static const struct op_sample bwd_bench[] = {
     {"rows=16384 d=2048 no_dbias=1" WIDE_STREAM},
 };
 
-#define DROP_ATTRS(op)                                                                                                 \
-    OP_ATTR_IN(op, double, "p", drop.p, 0)                                                                             \
-    OP_ATTR_IN(op, uint64_t, "key", drop.key, 77)                                                                      \
-    OP_ATTR_IN(op, int64_t, "seq", drop.seq, 4)                                                                        \
-    OP_ATTR_IN(op, int64_t, "first", drop.first, 0)
-OP_FIELDS(addnorm_fwd, ADDNORM_FWD_FIELDS, OP_FIELD_IN(addnorm_fwd, "info", drop.info, OPT, I64, "4"));
-OP_ATTRS(addnorm_fwd, ADDNORM_FWD_FIELDS, DROP_ATTRS(addnorm_fwd));
-OP_CALLS(addnorm_fwd);
+OP_TABLES_WITH(addnorm_fwd, ADDNORM_FWD_FIELDS, DROPOUT_INFO(addnorm_fwd), DROPOUT_ATTRS(addnorm_fwd));
 const struct op_desc addnorm_fwd_desc = {
     OP_IS(addnorm_fwd),    .summary = "residual add with bias and dropout, then rmsnorm",
     OP_LIST(dims, dims),   .cost = fwd_cost,
@@ -154,10 +147,8 @@ const struct op_desc addnorm_fwd_desc = {
     .samples = samples,    .n_samples = countof(samples) - BACKWARD_ONLY,
     OP_LIST(bench, bench),
 };
-OP_FIELDS(addnorm_bwd, ADDNORM_BWD_FIELDS,
-          OP_FIELD_IN(addnorm_bwd, "info", drop.info, OPT, I64, "4") OP_EXTRA("x", OPT, STREAM, "rows d"));
-OP_ATTRS(addnorm_bwd, ADDNORM_BWD_FIELDS, DROP_ATTRS(addnorm_bwd));
-OP_CALLS(addnorm_bwd);
+OP_TABLES_WITH(addnorm_bwd, ADDNORM_BWD_FIELDS, DROPOUT_INFO(addnorm_bwd) OP_EXTRA("x", OPT, STREAM, "rows d"),
+               DROPOUT_ATTRS(addnorm_bwd));
 const struct op_desc addnorm_bwd_desc = {
     OP_IS(addnorm_bwd),  .prepare = x_for_s,        .summary = "gradient of addnorm_fwd",
     OP_LIST(dims, dims), .cost = bwd_cost,          .sample_fill = fill,

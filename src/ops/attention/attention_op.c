@@ -230,9 +230,8 @@ static const struct op_sample bench[] = {
 };
 
 #define DROP_ATTRS(op) OP_ATTR_IN(op, double, "p", drop.p, 0) OP_ATTR_IN(op, uint64_t, "key", drop.key, 77)
-OP_FIELDS(attention_fwd, ATTENTION_FWD_FIELDS, OP_FIELD_IN(attention_fwd, "info", drop.info, OPT_FIXED, I64, "4"));
-OP_ATTRS(attention_fwd, ATTENTION_FWD_FIELDS, DROP_ATTRS(attention_fwd));
-OP_CALLS(attention_fwd);
+OP_TABLES_WITH(attention_fwd, ATTENTION_FWD_FIELDS, OP_FIELD_IN(attention_fwd, "info", drop.info, OPT_FIXED, I64, "4"),
+               DROP_ATTRS(attention_fwd));
 const struct op_desc attention_fwd_desc = {
     OP_IS(attention_fwd),
     .sample_dims = same_unless_named,
@@ -246,9 +245,8 @@ const struct op_desc attention_fwd_desc = {
     OP_LIST(samples, samples),
     OP_LIST(bench, bench),
 };
-OP_FIELDS(attention_bwd, ATTENTION_BWD_FIELDS, OP_FIELD_IN(attention_bwd, "info", drop.info, OPT_FIXED, I64, "4"));
-OP_ATTRS(attention_bwd, ATTENTION_BWD_FIELDS, DROP_ATTRS(attention_bwd));
-OP_CALLS(attention_bwd);
+OP_TABLES_WITH(attention_bwd, ATTENTION_BWD_FIELDS, OP_FIELD_IN(attention_bwd, "info", drop.info, OPT_FIXED, I64, "4"),
+               DROP_ATTRS(attention_bwd));
 const struct op_desc attention_bwd_desc = {
     OP_IS(attention_bwd),
     .sample_dims = same_unless_named,

@@ -11,14 +11,6 @@ static double *at(const struct tensor *t, int64_t b, int64_t row, int64_t head)
     return (double *)t->data + b * t->stride[0] + row * t->stride[1] + head * t->stride[2];
 }
 
-static double dot(const double *x, const double *y, int64_t n)
-{
-    double sum = 0;
-    for (int64_t c = 0; c < n; c++)
-        sum += x[c] * y[c];
-    return sum;
-}
-
 /* The first key that the query at index s sees; the last is s itself, or the last of the block. All are counted from
  * the first key of the block. */
 static int64_t first_key(const struct tensor *doc_start, int64_t window, int64_t before, int64_t b, int64_t i,
@@ -40,7 +32,7 @@ static void fwd_row(const struct attention_fwd_args *a, int64_t start, int64_t b
     bool has_sink = present(&a->sink) || a->sink_zero;
     double sink = present(&a->sink) ? ((const double *)a->sink.data)[h] : 0;
     for (int64_t j = first; j <= last; j++)
-        max = fmax(max, a->scale * dot(q, at(&a->k, b, j, g), d));
+        max = fmax(max, a->scale * dot_f64(q, at(&a->k, b, j, g), d));
     if (has_sink) {
         max = fmax(max, sink);
         sum = exp(sink - max);
@@ -48,7 +40,7 @@ static void fwd_row(const struct attention_fwd_args *a, int64_t start, int64_t b
     for (int64_t c = 0; c < d_v; c++)
         o[c] = 0;
     for (int64_t j = first; j <= last; j++) {
-        double p = exp(a->scale * dot(q, at(&a->k, b, j, g), d) - max);
+        double p = exp(a->scale * dot_f64(q, at(&a->k, b, j, g), d) - max);
         const double *v = at(&a->v, b, j, g);
         sum += p;
         p *= attention_drop_factor(&drop, i, a->before + j);
@@ -85,16 +77,16 @@ static void bwd_row(const struct attention_bwd_args *a, int64_t b, int64_t h, in
     int64_t d = a->q.dim[3], d_v = a->v.dim[3], g = h / (a->q.dim[2] / a->k.dim[2]),
             s = a->k.dim[1] + a->after - a->q.dim[1] + i;
     const double *q = at(&a->q, b, i, h), *dout = at(&a->d_o, b, i, h);
-    double *dq = at(&a->dq, b, i, h), delta = dot(dout, at(&a->o, b, i, h), d_v);
+    double *dq = at(&a->dq, b, i, h), delta = dot_f64(dout, at(&a->o, b, i, h), d_v);
     struct attention_drop drop = attention_drop_of(&a->drop, b, h);
     double lse = ((const double *)a->lse.data)[b * a->lse.stride[0] + h * a->lse.stride[1] + i];
     int64_t first = first_key(&a->doc_start, a->window, a->before, b, i, s), last = min_i64(s, a->k.dim[1] - 1);
     for (int64_t j = first; j <= last; j++) {
         const double *k = at(&a->k, b, j, g);
         double *dk = at(&a->dk, b, j, g), *dv = at(&a->dv, b, j, g);
-        double p = exp(a->scale * dot(q, k, d) - lse);
+        double p = exp(a->scale * dot_f64(q, k, d) - lse);
         double factor = attention_drop_factor(&drop, i, a->before + j);
-        double ds = p * (factor * dot(dout, at(&a->v, b, j, g), d_v) - delta) * a->scale;
+        double ds = p * (factor * dot_f64(dout, at(&a->v, b, j, g), d_v) - delta) * a->scale;
         for (int64_t c = 0; c < d_v; c++)
             dv[c] += factor * p * dout[c];
         for (int64_t c = 0; c < d; c++) {

@@ -33,9 +33,7 @@ static const struct op_sample samples[] = {
 };
 static const struct op_sample bench[] = {{"b=16 s=256 g=2 d=64 at=0 max=1024"}};
 
-OP_FIELDS(cache_store, CACHE_STORE_FIELDS, );
-OP_ATTRS(cache_store, CACHE_STORE_FIELDS, OP_ATTR_EXTRA("max", 16));
-OP_CALLS(cache_store);
+OP_TABLES_WITH(cache_store, CACHE_STORE_FIELDS, , OP_ATTR_EXTRA("max", 16));
 const struct op_desc cache_store_desc = {
     OP_IS(cache_store),        .summary = "put new rows of keys or values into a decode cache",
     OP_LIST(dims, dims),       .cost = cost,

@@ -50,9 +50,9 @@ __device__ __forceinline__ void barrier_init_done(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/* What this thread did before is done for who waits. Where the threads of a warp hand over what each of them wrote,
- * each arrives: one lane after a __syncwarp would do, but compute-sanitizer's racecheck does not see that it acts for
- * the others, and in the passes of ops/mhc it was not faster. */
+/* Threads that wait see everything that this thread did before. Where the threads of a warp hand over what each of them
+ * wrote, each arrives: one lane after a __syncwarp would do, but compute-sanitizer's racecheck does not see that it
+ * acts for the others, and in the passes of ops/mhc it was not faster. */
 __device__ __forceinline__ void barrier_arrive(uint64_t *bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
@@ -345,16 +345,6 @@ template <int N> __device__ __forceinline__ void registers_up(void)
 
 /* ---- shared memory, by address --------------------------------------------------------------- */
 
-/* A load that the compiler does not replace by what was stored. */
-__device__ __forceinline__ uint4 load_again(const void *p)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(smem_address(p))
-                 : "memory");
-    return v;
-}
 /* The other way round of load_matrices (ptx.cuh). */
 __device__ __forceinline__ void store_matrices(uint32_t row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
 {
@@ -400,305 +390,80 @@ template <int COUNT> __device__ __forceinline__ void wgmma_hold(float (&d)[COUNT
         asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/* What the assembler of all widths shares: the first accumulators %0, %1, ... by number, the same as operands of asm,
+ * and the instruction. C: "+f", or "=f" where what d held before does not count. accumulate: the predicate of adding to
+ * D. */
+#define WGMMA_TEXT_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_TEXT_16 WGMMA_TEXT_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_TEXT_24 WGMMA_TEXT_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define WGMMA_TEXT_32 WGMMA_TEXT_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_TEXT_64                                                                                                  \
+    WGMMA_TEXT_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"                   \
+                  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_TEXT_96                                                                                                  \
+    WGMMA_TEXT_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"                   \
+                  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_TEXT_128                                                                                                 \
+    WGMMA_TEXT_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"       \
+                  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define WGMMA_D_4(C, i) C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3])
+#define WGMMA_D_8(C, i) WGMMA_D_4(C, i), WGMMA_D_4(C, i + 4)
+#define WGMMA_D_16(C, i) WGMMA_D_8(C, i), WGMMA_D_8(C, i + 8)
+#define WGMMA_D_24(C, i) WGMMA_D_16(C, i), WGMMA_D_8(C, i + 16)
+#define WGMMA_D_32(C, i) WGMMA_D_16(C, i), WGMMA_D_16(C, i + 16)
+#define WGMMA_D_64(C, i) WGMMA_D_32(C, i), WGMMA_D_32(C, i + 32)
+#define WGMMA_D_96(C, i) WGMMA_D_64(C, i), WGMMA_D_32(C, i + 64)
+#define WGMMA_D_128(C, i) WGMMA_D_64(C, i), WGMMA_D_64(C, i + 64)
+#define WGMMA_ASM(accumulate, shape_and_types, count, C, operands, ...)                                                \
+    asm volatile("{\n"                                                                                                 \
+                 ".reg .pred p;\n"                                                                                     \
+                 "setp." accumulate ";\n"                                                                              \
+                 "wgmma.mma_async.sync.aligned." shape_and_types " {" WGMMA_TEXT_##count "}, " operands ";\n}"         \
+                 : WGMMA_D_##count(C, 0)                                                                               \
+                 : __VA_ARGS__)
+
 /* d[j]: of thread t of the warpgroup, warp w = t / 32, g = t % 32 / 4, q = t % 4: row 16 w + g + 8 (j / 2 % 2), column
- * 8 (j / 4) + 2 q + j % 2. A_MN, B_MN: 1 for MN-major operands. first: D is overwritten. */
+ * 8 (j / 4) + 2 q + j % 2. A_MN, B_MN: 1 for MN-major operands. first: D is overwritten. start: the first product of a
+ * sum, which does not read d, so that its registers are free before. */
 template <int N, int A_MN, int B_MN> struct wgmma;
 
-template <int A_MN, int B_MN> struct wgmma<32, A_MN, B_MN> {
-    static __device__ __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b, int first)
-    {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.eq.b32 p, %18, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                     "%16, %17, p, 1, 1, %19, %20;\n"
-                     "}"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-                       "+f"(d[15])
-                     : "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));
+#define WGMMA(N, count, first_operand, run_operands, start_operands)                                                   \
+    template <int A_MN, int B_MN> struct wgmma<N, A_MN, B_MN> {                                                        \
+        static __device__ __forceinline__ void run(float (&d)[count], uint64_t a, uint64_t b, int first)               \
+        {                                                                                                              \
+            WGMMA_ASM("eq.b32 p, " first_operand ", 0", "m64n" #N "k16.f32.bf16.bf16", count, "+f", run_operands,      \
+                      "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));                                               \
+        }                                                                                                              \
+        static __device__ __forceinline__ void start(float (&d)[count], uint64_t a, uint64_t b)                        \
+        {                                                                                                              \
+            WGMMA_ASM("ne.b32 p, 0, 0", "m64n" #N "k16.f32.bf16.bf16", count, "=f", start_operands, "l"(a), "l"(b),    \
+                      "n"(A_MN), "n"(B_MN));                                                                           \
+        }                                                                                                              \
     }
-};
-
-template <int A_MN, int B_MN> struct wgmma<48, A_MN, B_MN> {
-    static __device__ __forceinline__ void run(float (&d)[24], uint64_t a, uint64_t b, int first)
-    {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.eq.b32 p, %26, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11,\n"
-                     "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, "
-                     "%24, %25, p, 1, 1, %27, %28;\n"
-                     "}"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-                       "+f"(d[22]), "+f"(d[23])
-                     : "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));
-    }
-};
-
-template <int A_MN, int B_MN> struct wgmma<64, A_MN, B_MN> {
-    static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b, int first)
-    {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.eq.b32 p, %34, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                     "%32, %33, p, 1, 1, %35, %36;\n"
-                     "}"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-                     : "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));
-    }
-    /* The first product of a sum: what d held before is nothing to it, so that it need not be kept. */
-    static __device__ __forceinline__ void start(float (&d)[32], uint64_t a, uint64_t b)
-    {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.ne.b32 p, 0, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                     "%32, %33, p, 1, 1, %34, %35;\n"
-                     "}"
-                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
-                       "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]),
-                       "=f"(d[15]), "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]),
-                       "=f"(d[22]), "=f"(d[23]), "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]),
-                       "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
-                     : "l"(a), "l"(b), "n"(A_MN), "n"(B_MN));
-    }
-};
-
-template <int A_MN, int B_MN> struct wgmma<128, A_MN, B_MN> {
-    static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, int first)
-    {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.eq.b32 p, %66, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,\n"
-                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,\n"
-                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                     "%64, %65, p, 1, 1, %67, %68;\n"
-                     "}"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
-                       "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
-                       "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
-                       "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-                       "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-                     : "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));
-    }
-    /* The first product of a sum: what d held before is nothing to it, so that it need not be kept. */
-    static __device__ __forceinline__ void start(float (&d)[64], uint64_t a, uint64_t b)
-    {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.ne.b32 p, 0, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,\n"
-                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,\n"
-                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                     "%64, %65, p, 1, 1, %66, %67;\n"
-                     "}"
-                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
-                       "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]),
-                       "=f"(d[15]), "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]),
-                       "=f"(d[22]), "=f"(d[23]), "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]),
-                       "=f"(d[29]), "=f"(d[30]), "=f"(d[31]), "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]),
-                       "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]), "=f"(d[40]), "=f"(d[41]), "=f"(d[42]),
-                       "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]), "=f"(d[48]), "=f"(d[49]),
-                       "=f"(d[50]), "=f"(d[51]), "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]), "=f"(d[56]),
-                       "=f"(d[57]), "=f"(d[58]), "=f"(d[59]), "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
-                     : "l"(a), "l"(b), "n"(A_MN), "n"(B_MN));
-    }
-};
-
-template <int A_MN, int B_MN> struct wgmma<192, A_MN, B_MN> {
-    static __device__ __forceinline__ void run(float (&d)[96], uint64_t a, uint64_t b, int first)
-    {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.eq.b32 p, %98, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,\n"
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,\n"
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,\n"
-            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,\n"
-            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
-            "%96, %97, p, 1, 1, %99, %100;\n"
-            "}"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-              "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-              "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-              "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-              "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-              "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
-              "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
-              "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
-              "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-            : "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));
-    }
-};
-
-template <int A_MN, int B_MN> struct wgmma<256, A_MN, B_MN> {
-    static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b, int first)
-    {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.eq.b32 p, %130, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,\n"
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,\n"
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,\n"
-            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,\n"
-            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,\n"
-            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,\n"
-            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-            "%128, %129, p, 1, 1, %131, %132;\n"
-            "}"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-              "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-              "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-              "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-              "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-              "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
-              "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
-              "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
-              "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-              "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]),
-              "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]),
-              "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]),
-              "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]),
-              "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-            : "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));
-    }
-};
+WGMMA(32, 16, "%18", "%16, %17, p, 1, 1, %19, %20", "%16, %17, p, 1, 1, %18, %19");
+WGMMA(48, 24, "%26", "%24, %25, p, 1, 1, %27, %28", "%24, %25, p, 1, 1, %26, %27");
+WGMMA(64, 32, "%34", "%32, %33, p, 1, 1, %35, %36", "%32, %33, p, 1, 1, %34, %35");
+WGMMA(128, 64, "%66", "%64, %65, p, 1, 1, %67, %68", "%64, %65, p, 1, 1, %66, %67");
+WGMMA(192, 96, "%98", "%96, %97, p, 1, 1, %99, %100", "%96, %97, p, 1, 1, %98, %99");
+WGMMA(256, 128, "%130", "%128, %129, p, 1, 1, %131, %132", "%128, %129, p, 1, 1, %130, %131");
 
 /* The same with A from registers: a[0]: row 16 w + g, k 2q and 2q + 1; a[1]: row + 8; a[2], a[3]: the same rows, k + 8.
  * They must keep their values until the product is done: wgmma_hold_left after the wait. */
 template <int N, int B_MN> struct wgmma_left;
 
-template <int B_MN> struct wgmma_left<16, B_MN> {
-    static __device__ __forceinline__ void run(float (&d)[8], const uint32_t *a, uint64_t b, int first)
-    {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.eq.b32 p, %13, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7}, "
-                     "{%8, %9, %10, %11}, %12, p, 1, 1, %14;\n"
-                     "}"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
+#define WGMMA_LEFT(N, count, first_operand, operands)                                                                  \
+    template <int B_MN> struct wgmma_left<N, B_MN> {                                                                   \
+        static __device__ __forceinline__ void run(float (&d)[count], const uint32_t *a, uint64_t b, int first)        \
+        {                                                                                                              \
+            WGMMA_ASM("eq.b32 p, " first_operand ", 0", "m64n" #N "k16.f32.bf16.bf16", count, "+f", operands,          \
+                      "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));                      \
+        }                                                                                                              \
     }
-};
-
-template <int B_MN> struct wgmma_left<32, B_MN> {
-    static __device__ __forceinline__ void run(float (&d)[16], const uint32_t *a, uint64_t b, int first)
-    {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.eq.b32 p, %21, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                     "{%16, %17, %18, %19}, %20, p, 1, 1, %22;\n"
-                     "}"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-                       "+f"(d[15])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
-    }
-};
-
-template <int B_MN> struct wgmma_left<48, B_MN> {
-    static __device__ __forceinline__ void run(float (&d)[24], const uint32_t *a, uint64_t b, int first)
-    {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.eq.b32 p, %29, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
-                     "%16, %17, %18, %19, %20, %21, %22, %23}, "
-                     "{%24, %25, %26, %27}, %28, p, 1, 1, %30;\n"
-                     "}"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-                       "+f"(d[22]), "+f"(d[23])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
-    }
-};
-
-template <int B_MN> struct wgmma_left<64, B_MN> {
-    static __device__ __forceinline__ void run(float (&d)[32], const uint32_t *a, uint64_t b, int first)
-    {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.eq.b32 p, %37, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                     "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n"
-                     "}"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
-    }
-};
-
-template <int B_MN> struct wgmma_left<128, B_MN> {
-    static __device__ __forceinline__ void run(float (&d)[64], const uint32_t *a, uint64_t b, int first)
-    {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.eq.b32 p, %69, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
-                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,\n"
-                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,\n"
-                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                     "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n"
-                     "}"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
-                       "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
-                       "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
-                       "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-                       "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
-    }
-};
+WGMMA_LEFT(16, 8, "%13", "{%8, %9, %10, %11}, %12, p, 1, 1, %14");
+WGMMA_LEFT(32, 16, "%21", "{%16, %17, %18, %19}, %20, p, 1, 1, %22");
+WGMMA_LEFT(48, 24, "%29", "{%24, %25, %26, %27}, %28, p, 1, 1, %30");
+WGMMA_LEFT(64, 32, "%37", "{%32, %33, %34, %35}, %36, p, 1, 1, %38");
+WGMMA_LEFT(128, 64, "%69", "{%64, %65, %66, %67}, %68, p, 1, 1, %70");
 
 template <int COUNT> __device__ __forceinline__ void wgmma_hold_left(uint32_t (&a)[COUNT])
 {

@@ -176,6 +176,4 @@ template <typename T> __device__ __forceinline__ T *row_at(const struct tensor &
     return (T *)t.data + (t.rank >= 2 ? at + r * t.stride[0] : at);
 }
 
-__device__ __forceinline__ float sigmoid_f(float x) { return 1.0f / (1.0f + __expf(-x)); }
-
 #endif

@@ -23,6 +23,13 @@ struct dropout_rule {
     T(op, y, OUT, STREAM, "rows d")                                                                                    \
     S(op, struct dropout_rule rule)
 OP_ARGS(dropout, DROPOUT_FIELDS);
+/* Rows of the descriptors of other ops with a rule `drop`. */
+#define DROPOUT_INFO(op) OP_FIELD_IN(op, "info", drop.info, OPT, I64, "4")
+#define DROPOUT_ATTRS(op)                                                                                              \
+    OP_ATTR_IN(op, double, "p", drop.p, 0)                                                                             \
+    OP_ATTR_IN(op, uint64_t, "key", drop.key, 77)                                                                      \
+    OP_ATTR_IN(op, int64_t, "seq", drop.seq, 4)                                                                        \
+    OP_ATTR_IN(op, int64_t, "first", drop.first, 0)
 
 /* Where a row of sequences of seq rows is in the stream of random numbers: the one place that reads info. */
 struct draw_place {

@@ -69,11 +69,10 @@ static const struct op_sample bench[] = {
     {"rows=16384 d=2048 seq=4096"},
 };
 
-OP_FIELDS(dropout, DROPOUT_FIELDS, OP_FIELD_IN(dropout, "info", rule.info, OPT, I64, "4"));
-OP_ATTRS(dropout, DROPOUT_FIELDS,
-         OP_ATTR_IN(dropout, double, "p", rule.p, 0.1) OP_ATTR_IN(dropout, uint64_t, "key", rule.key, 12345)
-             OP_ATTR_IN(dropout, int64_t, "seq", rule.seq, 4) OP_ATTR_IN(dropout, int64_t, "first", rule.first, 0));
-OP_CALLS(dropout);
+OP_TABLES_WITH(dropout, DROPOUT_FIELDS, OP_FIELD_IN(dropout, "info", rule.info, OPT, I64, "4"),
+               OP_ATTR_IN(dropout, double, "p", rule.p, 0.1) OP_ATTR_IN(dropout, uint64_t, "key", rule.key, 12345)
+                   OP_ATTR_IN(dropout, int64_t, "seq", rule.seq, 4)
+                       OP_ATTR_IN(dropout, int64_t, "first", rule.first, 0));
 const struct op_desc dropout_desc = {
     OP_IS(dropout),
     .summary = "zero a random share of the channels, scale the rest",

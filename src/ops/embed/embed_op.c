@@ -89,9 +89,7 @@ const struct op_desc embed_fwd_desc = {
     OP_LIST(bench, bench),
 };
 /* w tells the backward only how many rows dw has; the op itself does not read it. */
-OP_FIELDS(embed_bwd, EMBED_BWD_FIELDS, OP_EXTRA("w", IN, REAL, "vocab d"));
-OP_ATTRS(embed_bwd, EMBED_BWD_FIELDS, );
-OP_CALLS(embed_bwd);
+OP_TABLES_WITH(embed_bwd, EMBED_BWD_FIELDS, OP_EXTRA("w", IN, REAL, "vocab d"), );
 const struct op_desc embed_bwd_desc = {
     OP_IS(embed_bwd),          .summary = "gradient of embed_fwd: sums of rows by token",
     OP_LIST(dims, dims),       .cost = bwd_cost,

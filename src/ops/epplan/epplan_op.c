@@ -148,9 +148,7 @@ static const struct op_sample send_samples[] = {
 };
 static const struct op_sample send_bench[] = {{"rows=16384 most=8 ranks=8 cap=14336"}};
 
-OP_FIELDS(epsend, EPSEND_FIELDS, );
-OP_ATTRS(epsend, EPSEND_FIELDS, OP_ATTR_EXTRA("cap", 18));
-OP_CALLS(epsend);
+OP_TABLES_WITH(epsend, EPSEND_FIELDS, , OP_ATTR_EXTRA("cap", 18));
 const struct op_desc epsend_desc = {
     OP_IS(epsend),
     .summary = "places of tokens in the buffers that go to other ranks",

@@ -1,6 +1,6 @@
 /* expert: argument checks, the composition, cost, descriptors, test samples and bench shapes; see expert.h. */
 #include "ops/expert/expert_int.h"
-#include "ops/act/act.h"
+#include "ops/act/act_desc.h"
 #include "ops/expert/expert.h"
 #include "ops/gmm/gmm.h"
 #include "ops/opshape.h"
@@ -64,54 +64,13 @@ int expert_down_bwd_by(const struct expert_parts *p, struct lane *l, const struc
 
 static const struct op_dim dims[] = {{"rows", 11}, {"in", 9}, {"f", 13}, {"experts", 3}, {"tail", 0}};
 
-static int64_t dim(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
-
-/* Columns of pre for one of the activation. */
-static bool up_number(const void *args, const char *name, int64_t *out)
-{
-    const struct expert_up_args *a = args;
-    *out = act_is_gated(a->rule.kind) ? 2 : 1;
-    return strcmp(name, "gate") == 0;
-}
-
-static bool down_number(const void *args, const char *name, int64_t *out)
-{
-    const struct expert_down_bwd_args *a = args;
-    *out = act_is_gated(a->rule.kind) ? 2 : 1;
-    return strcmp(name, "gate") == 0;
-}
-
-/* Uneven ranges: every third expert is empty, the last takes what is left but the tail. */
-static void fill_offsets(const struct op_call *c, struct tensor *host, uint64_t key)
-{
-    int32_t *at = host->data;
-    int64_t n = host->dim[0] - 1, rows = dim(c, 0) - dim(c, 4), used = 0, mean = rows / n;
-    at[0] = 0;
-    for (int64_t x = 0; x < n; x++) {
-        int64_t left = rows - used,
-                some = min_i64(left, mean + (int64_t)rng_below(key, (uint64_t)x, (uint64_t)mean + 2));
-        used += x == n - 1 ? left : x % 3 == 1 ? 0 : some;
-        at[x + 1] = (int32_t)used;
-    }
-}
-
-/* Saved inputs of the activation stay off the edges of clamp and relu, where slopes jump. */
-static void fill_pre(const struct op_call *c, struct tensor *host, uint64_t key)
-{
-    double clamp = op_attr(c, "clamp"), gap = 0.02;
-    for (int64_t i = 0, n = tensor_elems(host); i < n; i++) {
-        double v = 2 * rng_normal(key, (uint64_t)i);
-        const double edges[] = {0, clamp, -clamp};
-        for (int k = 0; k < countof(edges); k++)
-            v = fabs(v - edges[k]) < gap ? edges[k] + gap : v;
-        tensor_set(host, i, (double)(float)v);
-    }
-}
+ACT_NUMBER(expert_up)
+ACT_NUMBER(expert_down_bwd)
 
 static bool up_fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
     if (op_arg_is(c, arg, "offset"))
-        fill_offsets(c, host, key);
+        op_fill_ranges(host, (int64_t)(op_dim(c, "rows") - op_dim(c, "tail")), false, key);
     return op_arg_is(c, arg, "offset");
 }
 
@@ -127,9 +86,9 @@ static void up_cost(const struct op_call *c, struct op_cost *out)
 static bool down_fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
     if (op_arg_is(c, arg, "offset"))
-        fill_offsets(c, host, key);
+        op_fill_ranges(host, (int64_t)(op_dim(c, "rows") - op_dim(c, "tail")), false, key);
     else if (op_arg_is(c, arg, "pre"))
-        fill_pre(c, host, key);
+        act_fill_inputs(c, 0.02, host, key);
     return op_arg_is(c, arg, "offset") || op_arg_is(c, arg, "pre");
 }
 
@@ -143,7 +102,7 @@ static void down_cost(const struct op_call *c, struct op_cost *out)
 }
 
 /* Kinds by number as in act: 0 swiglu, 1 geglu, 2 quick_geglu, 5 relu2, 6 silu. In: the width of x and dz. */
-/* tailed: said of samples with rows past offset[E], whose y is not defined by expert_down_bwd. */
+/* tailed: added to samples with rows past offset[E], whose y is not defined by expert_down_bwd. */
 #define SAMPLES(tailed)                                                                                                \
     {"rows=11"}, {"rows=0"}, {"rows=1 experts=1 in=1 f=1 kind=5"}, {"rows=30 experts=7 tail=6 clamp=1.5" tailed},      \
         {"rows=20 no_bias=1 experts=5 kind=1"}, {"rows=24 no_bias=1 no_prob=1 kind=2 clamp=2 shift=1 alpha=1.3"},      \
@@ -168,18 +127,10 @@ static const struct op_sample bench[] = {
     {"rows=16384 in=2048 f=1024 experts=256 no_bias=1 gpu=1"},
 };
 
-#define RULE_ATTRS(op)                                                                                                 \
-    OP_ATTR_IN(op, int, "kind", rule.kind, ACT_SWIGLU)                                                                 \
-    OP_ATTR_IN(op, double, "clamp", rule.clamp, 0)                                                                     \
-    OP_ATTR_IN(op, double, "alpha", rule.alpha, 1.702)                                                                 \
-    OP_ATTR_IN(op, double, "shift", rule.offset, 0)                                                                    \
-    OP_ATTR_IN(op, int64_t, "interleave", rule.interleave, 0)
-OP_FIELDS(expert_up, EXPERT_UP_FIELDS, );
-OP_ATTRS(expert_up, EXPERT_UP_FIELDS, RULE_ATTRS(expert_up));
-OP_CALLS(expert_up);
+OP_TABLES_WITH(expert_up, EXPERT_UP_FIELDS, , ACT_RULE_ATTRS(expert_up, "shift"));
 const struct op_desc expert_up_desc = {
     OP_IS(expert_up),
-    .number = up_number,
+    .number = expert_up_number,
     .summary = "first matrix of experts, activation and probability",
     .dims = dims,
     .n_dims = countof(dims),
@@ -192,12 +143,10 @@ const struct op_desc expert_up_desc = {
     .bench = bench,
     .n_bench = countof(bench),
 };
-OP_FIELDS(expert_down_bwd, EXPERT_DOWN_BWD_FIELDS, );
-OP_ATTRS(expert_down_bwd, EXPERT_DOWN_BWD_FIELDS, RULE_ATTRS(expert_down_bwd));
-OP_CALLS(expert_down_bwd);
+OP_TABLES_WITH(expert_down_bwd, EXPERT_DOWN_BWD_FIELDS, , ACT_RULE_ATTRS(expert_down_bwd, "shift"));
 const struct op_desc expert_down_bwd_desc = {
     OP_IS(expert_down_bwd),
-    .number = down_number,
+    .number = expert_down_bwd_number,
     .summary = "gradients through the second matrix of experts and the activation",
     .dims = dims,
     .n_dims = countof(dims),

@@ -1,12 +1,11 @@
 /* expert8: argument checks, the composition, cost, descriptors, test samples and bench shapes; see expert8.h. */
 #include "ops/expert8/expert8_int.h"
+#include "ops/act/act_desc.h"
 #include "ops/opshape.h"
 #include "tensor/f8.h"
 
 #include <math.h>
 #include <string.h>
-
-static int64_t gate_of(const struct act_rule *r) { return act_is_gated(r->kind) ? 2 : 1; }
 
 int expert8_up_check(const struct expert8_up_args *a, struct err *e)
 {
@@ -19,7 +18,7 @@ int expert8_up_check(const struct expert8_up_args *a, struct err *e)
     CHECK_OPT("expert8_up", "prob", &a->prob, wide, 1, rows);
     TRY(f8_check("expert8_up", "q", &a->q, &a->qs, wide, a->block, false, e));
     CHECK_T("expert8_up", "q", &a->q, DT_F8_E4M3, 2, rows, -1);
-    if (a->q.dim[1] * gate_of(&a->rule) != n)
+    if (a->q.dim[1] * act_gate(a->rule.kind) != n)
         return err_set(e, ST_INVALID, "expert8_up: %lld columns of q for %lld of pre", (long long)a->q.dim[1],
                        (long long)n);
     struct tensor y = tensor_2d(a->pre.data, real, rows, a->q.dim[1]);
@@ -32,7 +31,7 @@ int expert8_down_bwd_check(const struct expert8_down_bwd_args *a, struct err *e)
     enum dtype wide = a->dzs.dtype, real = a->pre.dtype;
     TRY(gmm8_operands_check("expert8_down_bwd", &a->dz, &a->dzs, &a->w, &a->ws, &a->offset, wide, a->block, a->square,
                             true, e));
-    int64_t rows = a->dz.dim[0], f = a->w.dim[0], n = f * gate_of(&a->rule);
+    int64_t rows = a->dz.dim[0], f = a->w.dim[0], n = f * act_gate(a->rule.kind);
     CHECK_T("expert8_down_bwd", "pre", &a->pre, wide_of(real) == wide ? real : wide, 2, rows, n);
     CHECK_T("expert8_down_bwd", "dpre", &a->dpre, real, 2, rows, n);
     CHECK_OPT("expert8_down_bwd", "y", &a->y, real, 2, rows, f);
@@ -136,7 +135,7 @@ static const struct op_dim dims[] = {{"rows", 11}, {"in", 9}, {"f", 13}, {"exper
 
 static int64_t dim(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
 static struct tensor *arg(struct op_call *c, const char *name) { return &c->t[op_arg_index(c->desc, name)]; }
-static int64_t gates(const struct op_call *c) { return act_is_gated((enum act_kind)op_attr(c, "kind")) ? 2 : 1; }
+static int64_t gates(const struct op_call *c) { return act_gate((enum act_kind)op_attr(c, "kind")); }
 
 static void up_shapes(struct op_call *c)
 {
@@ -187,31 +186,6 @@ static int down_infer(struct op_call *c, const struct ops *ops, struct err *e)
     return ST_OK;
 }
 
-/* Uneven ranges, as in ops/gmm. */
-static void fill_offsets(const struct op_call *c, struct tensor *host, uint64_t key)
-{
-    int32_t *at = host->data;
-    int64_t n = host->dim[0] - 1, rows = dim(c, 0) - dim(c, 4), used = 0, mean = rows / n;
-    at[0] = 0;
-    for (int64_t x = 0; x < n; x++) {
-        int64_t left = rows - used,
-                some = min_i64(left, mean + (int64_t)rng_below(key, (uint64_t)x, (uint64_t)mean + 2));
-        used += x == n - 1 ? left : x % 3 == 1 ? 0 : some;
-        at[x + 1] = (int32_t)used;
-    }
-}
-/* Saved inputs of the activation stay off the edges of clamp and relu, where slopes jump. */
-static void fill_pre(const struct op_call *c, struct tensor *host, uint64_t key)
-{
-    double clamp = op_attr(c, "clamp"), gap = 0.02;
-    for (int64_t i = 0, n = tensor_elems(host); i < n; i++) {
-        double v = 2 * rng_normal(key, (uint64_t)i);
-        const double edges[] = {0, clamp, -clamp};
-        for (int k = 0; k < countof(edges); k++)
-            v = fabs(v - edges[k]) < gap ? edges[k] + gap : v;
-        tensor_set(host, i, (double)(float)v);
-    }
-}
 /* Codes of values round 1, scales that are powers of two: those of x and w together keep sums round 1. */
 static bool fill(struct op_call *c, int which, struct tensor *host, uint64_t key)
 {
@@ -220,9 +194,9 @@ static bool fill(struct op_call *c, int which, struct tensor *host, uint64_t key
          codes = dtype_is_f8(host->dtype);
     int least = strcmp(name, "ws") == 0 ? -6 : -2;
     if (op_arg_is(c, which, "offset"))
-        fill_offsets(c, host, key);
+        op_fill_ranges(host, dim(c, 0) - dim(c, 4), false, key);
     else if (op_arg_is(c, which, "pre"))
-        fill_pre(c, host, key);
+        act_fill_inputs(c, 0.02, host, key);
     for (int64_t i = 0, all = tensor_elems(host); (scale || codes) && i < all; i++)
         tensor_set(host, i,
                    scale ? ldexp(1, (int)rng_below(key, (uint64_t)i, 3) + least) : 2 * rng_normal(key, (uint64_t)i));
@@ -245,7 +219,7 @@ static void down_cost(const struct op_call *c, struct op_cost *out)
                                      2 * (double)tensor_bytes(&a->pre) + (double)tensor_bytes(&a->y)};
 }
 
-/* tailed: said of samples with rows past offset[E], whose y depends on pre there; alone: of those without a bias. */
+/* tailed: added to samples with rows past offset[E], whose y depends on pre there; alone: to those without a bias. */
 #define SAMPLES(tailed, alone)                                                                                         \
     {"rows=11"}, {"rows=0"}, {"rows=30 experts=7 tail=6 clamp=1.5 block=32 square=0" tailed},                          \
         {"rows=20 experts=5 kind=1" alone}, {"rows=24 no_prob=1 kind=2 clamp=2 shift=1 alpha=1.3" alone},              \
@@ -270,15 +244,7 @@ static const struct op_sample bench[] = {
     {"rows=32768 in=7168 f=2048 experts=4 gpu=1"},
 };
 
-#define RULE_ATTRS(op)                                                                                                 \
-    OP_ATTR_IN(op, int, "kind", rule.kind, ACT_SWIGLU)                                                                 \
-    OP_ATTR_IN(op, double, "clamp", rule.clamp, 0)                                                                     \
-    OP_ATTR_IN(op, double, "alpha", rule.alpha, 1.702)                                                                 \
-    OP_ATTR_IN(op, double, "shift", rule.offset, 0)                                                                    \
-    OP_ATTR_IN(op, int64_t, "interleave", rule.interleave, 0)
-OP_FIELDS(expert8_up, EXPERT8_UP_FIELDS, );
-OP_ATTRS(expert8_up, EXPERT8_UP_FIELDS, RULE_ATTRS(expert8_up));
-OP_CALLS(expert8_up);
+OP_TABLES_WITH(expert8_up, EXPERT8_UP_FIELDS, , ACT_RULE_ATTRS(expert8_up, "shift"));
 const struct op_desc expert8_up_desc = {
     OP_IS(expert8_up),     .summary = "first matrix of experts in FP8, activation and probability, as codes",
     OP_LIST(dims, dims),   .sample_shapes = up_shapes,
@@ -287,9 +253,8 @@ const struct op_desc expert8_up_desc = {
     .narrow = 0.03,        OP_LIST(samples, up_samples),
     OP_LIST(bench, bench),
 };
-OP_FIELDS(expert8_down_bwd, EXPERT8_DOWN_BWD_FIELDS, );
-OP_ATTRS(expert8_down_bwd, EXPERT8_DOWN_BWD_FIELDS, RULE_ATTRS(expert8_down_bwd) OP_ATTR_EXTRA("e5m2", 0));
-OP_CALLS(expert8_down_bwd);
+OP_TABLES_WITH(expert8_down_bwd, EXPERT8_DOWN_BWD_FIELDS, ,
+               ACT_RULE_ATTRS(expert8_down_bwd, "shift") OP_ATTR_EXTRA("e5m2", 0));
 const struct op_desc expert8_down_bwd_desc = {
     OP_IS(expert8_down_bwd),
     .summary = "gradients through the second matrix of experts in FP8 and the activation",

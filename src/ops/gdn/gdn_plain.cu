@@ -109,8 +109,7 @@ int64_t gdn_fwd_plain_work(const struct gdn_geom *g)
 
 template <typename T> static int fwd_plain(struct lane *l, const struct gdn_fwd_args *a)
 {
-    struct plain_fwd_args<T> p = {
-    };
+    plain_fwd_args<T> p = {};
     p.g = geom_of(&a->k, &a->v, a->chunk);
     p.q = view_of<const T>(&a->q);
     p.k = view_of<const T>(&a->k);
@@ -599,8 +598,7 @@ int64_t gdn_bwd_plain_work(const struct gdn_geom *g)
 
 template <typename T> static int bwd_plain(struct lane *l, const struct gdn_bwd_args *a)
 {
-    struct plain_bwd_args<T> p = {
-    };
+    plain_bwd_args<T> p = {};
     p.g = geom_of(&a->k, &a->v, a->chunk);
     p.d_o = view_of<const T>(&a->d_o);
     p.q = view_of<const T>(&a->q);

@@ -24,10 +24,12 @@ template <int DK> struct walk_shared {
     uint64_t full[STAGES], empty[STAGES];
 };
 
-template <int DK> __device__ __forceinline__ struct walk_shared<DK> *walk_memory(void) {
+template <int DK> __device__ __forceinline__ walk_shared<DK> *walk_memory(void)
+{
     DYNAMIC_SHARED(char, walk_raw, 1024);
     return (struct walk_shared<DK> *)(walk_raw + (1024 - smem_address(walk_raw) % 1024) % 1024);
-} template <int DK> __device__ __forceinline__ void walk_begin(struct walk_shared<DK> *m)
+}
+template <int DK> __device__ __forceinline__ void walk_begin(struct walk_shared<DK> *m)
 {
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {

@@ -99,9 +99,7 @@ static const struct op_sample bench[] = {
     {"m=2048 n=2048 k=2048 trans_b=1 no_bias=1"},
 };
 
-OP_FIELDS(gemm, GEMM_FIELDS, );
-OP_ATTRS(gemm, GEMM_FIELDS, OP_ATTR_EXTRA("wide_c", 0));
-OP_CALLS(gemm);
+OP_TABLES_WITH(gemm, GEMM_FIELDS, , OP_ATTR_EXTRA("wide_c", 0));
 const struct op_desc gemm_desc = {
     OP_IS(gemm),           .summary = "c (+)= alpha op(a) op(b), plus bias",
     OP_LIST(dims, dims),   .sample_shapes = shapes,

@@ -105,9 +105,7 @@ static const struct op_sample bench[] = {
     {"m=16384 n=11264 k=2048 block=0 no_bias=1 gpu=1"},
 };
 
-OP_FIELDS(gemm8, GEMM8_FIELDS, );
-OP_ATTRS(gemm8, GEMM8_FIELDS, OP_ATTR_EXTRA("a_e5m2", 0) OP_ATTR_EXTRA("wide_c", 0));
-OP_CALLS(gemm8);
+OP_TABLES_WITH(gemm8, GEMM8_FIELDS, , OP_ATTR_EXTRA("a_e5m2", 0) OP_ATTR_EXTRA("wide_c", 0));
 const struct op_desc gemm8_desc = {
     OP_IS(gemm8),
     .summary = "c (+)= a b^T of FP8 codes with scales by blocks, plus bias",

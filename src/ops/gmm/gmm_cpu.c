@@ -1,5 +1,5 @@
-/* gmm, fast CPU version; see gmm.h. Pieces of the products of all experts are dealt to threads one by one;
- * inside a parallel region sgemm() computes each on the thread that asked. */
+/* gmm, fast CPU version; see gmm.h. Threads take the pieces of the products of all experts one by one; inside a
+ * parallel region sgemm() computes each on the calling thread. */
 #include "ops/cpu_gemm.h"
 #include "ops/gmm/gmm.h"
 #include "ops/gmm/gmm_int.h"

@@ -2,7 +2,8 @@
  *
  * Both groups of warps work on one tile of 128 x 256, 64 rows each. Operands lie in shared memory in boxes of 64 lines
  * of 128 bytes with the 128-byte swizzle; every bulk copy is one box. After a tile stages are lent to its results
- * (gmm_store.cuh). A tile is one block's whoever runs it, so results do not depend on the number of multiprocessors. */
+ * (gmm_store.cuh). A tile is computed by one block in the same way on every multiprocessor, so results do not depend on
+ * their number. */
 #ifndef BRAID_OPS_GMM_FEED_CUH
 #define BRAID_OPS_GMM_FEED_CUH
 

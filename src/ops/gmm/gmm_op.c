@@ -29,26 +29,11 @@ int gmm_offset_check(const char *op, const struct tensor *offset, int64_t rows, 
 static const struct op_dim dims[] = {{"rows", 11},   {"in", 9},   {"out", 13},
                                      {"experts", 3}, {"tail", 0}, {"balanced", 0}};
 
-static int64_t dim(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
-
-/* Uneven ranges: every third expert is empty, the last takes what is left but the tail. Balanced: equal ones. */
 static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
-    if (c->desc->args[arg].type != ARG_I32)
-        return false;
-    int32_t *at = host->data;
-    int64_t n = host->dim[0] - 1, rows = dim(c, 0) - dim(c, 4), used = 0;
-    at[0] = 0;
-    for (int64_t x = 0; x < n; x++) {
-        int64_t left = rows - used, mean = rows / n;
-        int64_t take = x == n - 1       ? left
-                       : c->dim[5] != 0 ? mean
-                       : x % 3 == 1     ? 0
-                                    : min_i64(left, mean + (int64_t)rng_below(key, (uint64_t)x, (uint64_t)mean + 2));
-        used += take;
-        at[x + 1] = (int32_t)used;
-    }
-    return true;
+    if (c->desc->args[arg].type == ARG_I32)
+        op_fill_ranges(host, (int64_t)(op_dim(c, "rows") - op_dim(c, "tail")), op_dim(c, "balanced") != 0, key);
+    return c->desc->args[arg].type == ARG_I32;
 }
 
 static void fwd_cost(const struct op_call *c, struct op_cost *out)

@@ -146,20 +146,6 @@ static int dw_infer(struct op_call *c, const struct ops *ops, struct err *e)
     return ST_OK;
 }
 
-/* Uneven ranges, as in ops/gmm. */
-static void fill_offsets(const struct op_call *c, struct tensor *host, uint64_t key)
-{
-    int32_t *at = host->data;
-    int64_t n = host->dim[0] - 1, rows = dim(c, 0) - dim(c, 4), used = 0, mean = rows / n;
-    at[0] = 0;
-    for (int64_t x = 0; x < n; x++) {
-        int64_t left = rows - used,
-                some = min_i64(left, mean + (int64_t)rng_below(key, (uint64_t)x, (uint64_t)mean + 2));
-        used += x == n - 1 ? left : x % 3 == 1 ? 0 : some;
-        at[x + 1] = (int32_t)used;
-    }
-}
-
 /* Codes of values round 1, scales that are powers of two. */
 static bool fill(struct op_call *c, int which, struct tensor *host, uint64_t key)
 {
@@ -167,7 +153,7 @@ static bool fill(struct op_call *c, int which, struct tensor *host, uint64_t key
     size_t n = strlen(name);
     bool scale = host->rank == 1 && n > 1 && name[n - 1] == 's', codes = dtype_is_f8(host->dtype);
     if (op_arg_is(c, which, "offset"))
-        fill_offsets(c, host, key);
+        op_fill_ranges(host, dim(c, 0) - dim(c, 4), false, key);
     for (int64_t i = 0, all = tensor_elems(host); (scale || codes) && i < all; i++)
         tensor_set(host, i,
                    scale ? ldexp(1, (int)rng_below(key, (uint64_t)i, 5) - 2) : 2 * rng_normal(key, (uint64_t)i));
@@ -236,9 +222,7 @@ static const struct op_sample dw_bench[] = {
     {"rows=32768 in=7168 out=4096 experts=4 gpu=1"},
 };
 
-OP_FIELDS(gmm8, GMM8_FIELDS, );
-OP_ATTRS(gmm8, GMM8_FIELDS, OP_ATTR_EXTRA("e5m2", 0));
-OP_CALLS(gmm8);
+OP_TABLES_WITH(gmm8, GMM8_FIELDS, , OP_ATTR_EXTRA("e5m2", 0));
 const struct op_desc gmm8_desc = {
     OP_IS(gmm8),
     .summary = "grouped linear of FP8 codes with scales by blocks",
@@ -251,9 +235,7 @@ const struct op_desc gmm8_desc = {
     OP_LIST(samples, samples),
     OP_LIST(bench, bench),
 };
-OP_FIELDS(gmm8_dw, GMM8_DW_FIELDS, );
-OP_ATTRS(gmm8_dw, GMM8_DW_FIELDS, OP_ATTR_EXTRA("e5m2", 0));
-OP_CALLS(gmm8_dw);
+OP_TABLES_WITH(gmm8_dw, GMM8_DW_FIELDS, , OP_ATTR_EXTRA("e5m2", 0));
 const struct op_desc gmm8_dw_desc = {
     OP_IS(gmm8_dw),
     .summary = "weight gradients of grouped linear layers from FP8 codes",

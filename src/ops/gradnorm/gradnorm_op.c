@@ -89,9 +89,7 @@ static const struct op_sample sqnorm_samples[] = {
 static const struct op_sample sqnorm_bench[] = {
     {"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}, {"n=268435456 parts=96 gpu=1"}};
 
-OP_FIELDS(sqnorm, SQNORM_FIELDS, );
-OP_ATTRS(sqnorm, SQNORM_FIELDS, OP_ATTR_EXTRA("parts", 1));
-OP_CALLS(sqnorm);
+OP_TABLES_WITH(sqnorm, SQNORM_FIELDS, , OP_ATTR_EXTRA("parts", 1));
 const struct op_desc sqnorm_desc = {
     OP_IS(sqnorm),
     .summary = "sum of squares, in double",

@@ -18,27 +18,12 @@ static float *row_at(const struct tensor *t, int64_t b, int64_t i)
     return (float *)t->data + b * t->stride[0] + i * t->stride[1];
 }
 
-static inline float dot(const float *x, const float *y, int64_t n)
-{
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < n; c++)
-        sum += x[c] * y[c];
-    return sum;
-}
-static inline void add_scaled(float *to, const float *x, float scale, int64_t n)
-{
-#pragma omp simd
-    for (int64_t c = 0; c < n; c++)
-        to[c] += scale * x[c];
-}
-
 static float score(const struct tensor *q, const struct tensor *k, const struct tensor *w, bool relu, int64_t b,
                    int64_t i, int64_t j)
 {
     float sum = 0;
     for (int64_t h = 0; h < q->dim[2]; h++) {
-        float z = dot(head_at(q, b, i, h), row_at(k, b, j), q->dim[3]);
+        float z = dot_f32(head_at(q, b, i, h), row_at(k, b, j), q->dim[3]);
         sum += row_at(w, b, i)[h] * (relu && z < 0 ? 0 : z);
     }
     return sum;
@@ -153,8 +138,9 @@ static float add_heads(const struct attended *a, const struct index_row *r, int6
         float top = -INFINITY, lse = 0;
         for (int64_t n = 0; n < r->count; n++) {
             int64_t j = index_key(r, n);
-            s[n] = j < 0 ? -INFINITY
-                         : a->scale * dot(head_at(a->mq, b, i, h), head_at(a->mk, b, j, h / per_group), a->mq->dim[3]);
+            s[n] =
+                j < 0 ? -INFINITY
+                      : a->scale * dot_f32(head_at(a->mq, b, i, h), head_at(a->mk, b, j, h / per_group), a->mq->dim[3]);
             top = s[n] > top || isnan(s[n]) ? s[n] : top;
         }
         if (present(a->lse)) {
@@ -221,12 +207,12 @@ static void row_gradient(const struct index_loss_args *a, const struct index_row
         memset(add + n * d, 0, (size_t)d * sizeof *add);
         for (int64_t h = 0; h < heads; h++) {
             const float *q = head_at(&a->q, b, i, h);
-            float z = dot(q, k, d), di = factor * ds[n], by_w = di * row_at(&a->w, b, i)[h];
+            float z = dot_f32(q, k, d), di = factor * ds[n], by_w = di * row_at(&a->w, b, i)[h];
             if (a->relu && z < 0)
                 continue;
             row_at(&a->dw, b, i)[h] += di * z;
-            add_scaled(head_at(&a->dq, b, i, h), k, by_w, d);
-            add_scaled(add + n * d, q, by_w, d);
+            add_scaled_f32(head_at(&a->dq, b, i, h), k, by_w, d);
+            add_scaled_f32(add + n * d, q, by_w, d);
         }
     }
 }
@@ -255,7 +241,8 @@ static void add_block(const struct index_loss_args *a, int64_t b, int64_t first,
         struct index_row row = index_row_of(&a->idx, &a->doc_start, start, a->ratio, a->k.dim[1], b, first + i);
         for (int64_t n = 0; n < row.count; n++)
             if (index_key(&row, n) >= 0)
-                add_scaled(row_at(&a->dk, b, index_key(&row, n)) + from, add + (i * most + n) * d + from, 1, to - from);
+                add_scaled_f32(row_at(&a->dk, b, index_key(&row, n)) + from, add + (i * most + n) * d + from, 1,
+                               to - from);
     }
 }
 
@@ -336,13 +323,14 @@ static double kept_share(const struct index_recall_args *a, int64_t b, int64_t i
     float top = -INFINITY;
     double sum = 0, kept = 0;
     for (int64_t n = 0; n < all.count; n++) {
-        float s = (float)a->softmax_scale * dot(q, head_at(&a->mk, b, all.first + n, g), d);
+        float s = (float)a->softmax_scale * dot_f32(q, head_at(&a->mk, b, all.first + n, g), d);
         sum = s > top ? sum * (double)fast_expf(top - s) + 1 : sum + (double)fast_expf(s - top);
         top = s > top ? s : top;
     }
     for (int64_t n = 0; n < list.count; n++)
         if (list.list[n] >= 0)
-            kept += (double)fast_expf((float)a->softmax_scale * dot(q, head_at(&a->mk, b, list.list[n], g), d) - top);
+            kept +=
+                (double)fast_expf((float)a->softmax_scale * dot_f32(q, head_at(&a->mk, b, list.list[n], g), d) - top);
     return all.count > 0 ? kept / sum : 1;
 }
 

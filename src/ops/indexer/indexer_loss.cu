@@ -205,13 +205,6 @@ static __global__ void __launch_bounds__(ROW_THREADS)
         mass[b * (int64_t)c.rows + i] = total;
 }
 
-static __global__ void __launch_bounds__(256) fill_places(int32_t *to, int64_t n)
-{
-    int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (at < n)
-        to[at] = -1;
-}
-
 template <typename T>
 static __global__ void __launch_bounds__(256) note_places(const __grid_constant__ index_call<T> c, int b, int first,
                                                           int count, const __grid_constant__ index_places place)
@@ -411,7 +404,7 @@ static int loss_chunk(struct lane *l, const struct index_loss_args *a, const ind
     LAUNCH(l, kernel, count, ROW_THREADS, smem, c, b, first, kl, target, z, scale, factor, cores, scored);
     if (!present(&a->dk))
         return ST_OK;
-    LAUNCH(l, fill_places, (unsigned)ceil_div(places, 256), 256, 0, place.data, places);
+    LAUNCH(l, fill_words<-1>, (unsigned)ceil_div(places, 256), 256, 0, place.data, places);
     LAUNCH(l, note_places<T>, (unsigned)ceil_div((int64_t)count * c.most, 256), 256, 0, c, b, first, count, place);
     index_gradient g = {target, z, sum, place, scale, factor};
     if (scored)

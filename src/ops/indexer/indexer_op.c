@@ -283,9 +283,7 @@ static int loss_only(struct op_call *c, const struct ops *ops, struct err *e)
     return ST_OK;
 }
 
-OP_FIELDS(index_topk, INDEX_TOPK_FIELDS, );
-OP_ATTRS(index_topk, INDEX_TOPK_FIELDS, OP_ATTR_EXTRA("same", 1)); /* of samples only */
-OP_CALLS(index_topk);
+OP_TABLES_WITH(index_topk, INDEX_TOPK_FIELDS, , OP_ATTR_EXTRA("same", 1)); /* of samples only */
 const struct op_desc index_topk_desc = {
     OP_IS(index_topk),
     .summary = "the keys of largest indexer score for each query",
@@ -298,9 +296,7 @@ const struct op_desc index_topk_desc = {
 };
 /* Gradcheck sees the loss as kl; dkl is what it multiplies kl with. The op knows one factor for all rows, scale, so
  * both are filled to mean the same and the op does not see dkl. */
-OP_FIELDS(index_loss, INDEX_LOSS_FIELDS, );
-OP_ATTRS(index_loss, INDEX_LOSS_FIELDS, OP_ATTR_EXTRA("topk", 3));
-OP_CALLS(index_loss);
+OP_TABLES_WITH(index_loss, INDEX_LOSS_FIELDS, , OP_ATTR_EXTRA("topk", 3));
 static const struct op_arg index_loss_bwd_fields[] = {
     INDEX_LOSS_FIELDS(OP_FIELD_, OP_NO_ATTR_, OP_NO_STRUCT_, index_loss) OP_EXTRA("dkl", OPT, WIDE, "b s")};
 const struct op_desc index_loss_desc = {
@@ -324,9 +320,7 @@ const struct op_desc index_loss_bwd_desc = {
     OP_LIST(samples, loss_samples),
     OP_LIST(bench, loss_bench),
 };
-OP_FIELDS(index_mass, INDEX_MASS_FIELDS, );
-OP_ATTRS(index_mass, INDEX_MASS_FIELDS, OP_ATTR_EXTRA("topk", 3));
-OP_CALLS(index_mass);
+OP_TABLES_WITH(index_mass, INDEX_MASS_FIELDS, , OP_ATTR_EXTRA("topk", 3));
 const struct op_desc index_mass_desc = {
     OP_IS(index_mass),
     .summary = "attention weights of a row's keys, added up over heads",
@@ -339,9 +333,7 @@ const struct op_desc index_mass_desc = {
     OP_LIST(samples, mass_samples),
     OP_LIST(bench, mass_bench),
 };
-OP_FIELDS(index_recall, INDEX_RECALL_FIELDS, );
-OP_ATTRS(index_recall, INDEX_RECALL_FIELDS, OP_ATTR_EXTRA("topk", 3));
-OP_CALLS(index_recall);
+OP_TABLES_WITH(index_recall, INDEX_RECALL_FIELDS, , OP_ATTR_EXTRA("topk", 3));
 const struct op_desc index_recall_desc = {
     OP_IS(index_recall),
     .summary = "share of attention that lists of keys keep",

@@ -15,21 +15,13 @@ static double *row_at(const struct tensor *t, int64_t b, int64_t i)
     return (double *)t->data + b * t->stride[0] + i * t->stride[1];
 }
 
-static double dot(const double *x, const double *y, int64_t n)
-{
-    double sum = 0;
-    for (int64_t c = 0; c < n; c++)
-        sum += x[c] * y[c];
-    return sum;
-}
-
 /* I of one query and key. */
 static double score(const struct tensor *q, const struct tensor *k, const struct tensor *w, bool relu, int64_t b,
                     int64_t i, int64_t j)
 {
     double sum = 0;
     for (int64_t h = 0; h < q->dim[2]; h++) {
-        double z = dot(head_at(q, b, i, h), row_at(k, b, j), q->dim[3]);
+        double z = dot_f64(head_at(q, b, i, h), row_at(k, b, j), q->dim[3]);
         sum += row_at(w, b, i)[h] * (relu && z < 0 ? 0 : z);
     }
     return sum;
@@ -100,8 +92,9 @@ static double add_heads(const struct attended *a, const struct index_row *r, int
         double top = -INFINITY, lse = 0;
         for (int64_t n = 0; n < r->count; n++) {
             int64_t j = index_key(r, n);
-            s[n] = j < 0 ? -INFINITY
-                         : a->scale * dot(head_at(a->mq, b, i, h), head_at(a->mk, b, j, h / per_group), a->mq->dim[3]);
+            s[n] =
+                j < 0 ? -INFINITY
+                      : a->scale * dot_f64(head_at(a->mq, b, i, h), head_at(a->mk, b, j, h / per_group), a->mq->dim[3]);
             top = fmax(top, s[n]);
         }
         if (present(a->lse))
@@ -177,7 +170,7 @@ static void row_gradient(const struct index_loss_args *a, const struct index_row
             int64_t j = index_key(r, n);
             if (j < 0)
                 continue;
-            double *dk = row_at(&a->dk, b, j), z = dot(q, row_at(&a->k, b, j), a->q.dim[3]), di = factor * ds[n];
+            double *dk = row_at(&a->dk, b, j), z = dot_f64(q, row_at(&a->k, b, j), a->q.dim[3]), di = factor * ds[n];
             if (a->relu && z < 0)
                 continue;
             *dw += di * z;
@@ -258,12 +251,12 @@ static double kept_share(const struct index_recall_args *a, int64_t b, int64_t i
     const double *q = head_at(&a->mq, b, i, h);
     double top = -INFINITY, sum = 0, kept = 0;
     for (int64_t n = 0; n < all.count; n++)
-        top = fmax(top, a->softmax_scale * dot(q, head_at(&a->mk, b, all.first + n, g), a->mq.dim[3]));
+        top = fmax(top, a->softmax_scale * dot_f64(q, head_at(&a->mk, b, all.first + n, g), a->mq.dim[3]));
     for (int64_t n = 0; n < all.count; n++)
-        sum += exp(a->softmax_scale * dot(q, head_at(&a->mk, b, all.first + n, g), a->mq.dim[3]) - top);
+        sum += exp(a->softmax_scale * dot_f64(q, head_at(&a->mk, b, all.first + n, g), a->mq.dim[3]) - top);
     for (int64_t n = 0; n < list.count; n++)
         if (list.list[n] >= 0)
-            kept += exp(a->softmax_scale * dot(q, head_at(&a->mk, b, list.list[n], g), a->mq.dim[3]) - top);
+            kept += exp(a->softmax_scale * dot_f64(q, head_at(&a->mk, b, list.list[n], g), a->mq.dim[3]) - top);
     return all.count > 0 ? kept / sum : 1;
 }
 

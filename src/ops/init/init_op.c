@@ -32,9 +32,7 @@ static const struct op_sample samples[] = {
 };
 static const struct op_sample bench[] = {{"n=1048576"}};
 
-OP_FIELDS(init, INIT_FIELDS, );
-OP_ATTRS(init, INIT_FIELDS, OP_ATTR_IN(init, int, "kind", kind, INIT_NORMAL) OP_ATTR_EXTRA("n", 100));
-OP_CALLS(init);
+OP_TABLES_WITH(init, INIT_FIELDS, , OP_ATTR_IN(init, int, "kind", kind, INIT_NORMAL) OP_ATTR_EXTRA("n", 100));
 const struct op_desc init_desc = {
     OP_IS(init),           .summary = "initial values of a parameter, from its key",
     .infer = infer,        .cost = cost,

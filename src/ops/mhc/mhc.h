@@ -49,7 +49,7 @@ enum {
     MHC_MAX_ITERATIONS = 128,
     MHC_BLOCK = 64,        /* rows summed together in gradients of vectors */
     MHC_MAX_PARTIALS = 32, /* of the gradient of w */
-    MHC_HEALTH_ROWS = 64,  /* rows the health op looks at */
+    MHC_HEALTH_ROWS = 64,  /* rows the health op reads */
 };
 
 enum mhc_profile { MHC_D, MHC_S };
@@ -203,8 +203,7 @@ OP_ARGS(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS);
     T(op, rstd, OPT_SAVED, WIDE, "rows 1 @w")                                                                          \
     N(op, double, eps, 1e-5)
 OP_ARGS(mhc_contract_fwd, MHC_CONTRACT_FWD_FIELDS);
-/* Gradients of parameters are added to if any of them is: one that nobody wants may say otherwise. Absent: all frozen.
- * */
+/* All gradients of parameters are added to if the flag of any of them is set. Absent: all frozen. */
 #define MHC_CONTRACT_BWD_FIELDS(T, N, S, op)                                                                           \
     T(op, dy, IN, REAL, "rows d")                                                                                      \
     T(op, x, OPT, REAL, "rows streams*d +w")                                                                           \
@@ -251,14 +250,14 @@ static inline bool mhc_contract_adds(const struct mhc_contract_bwd_args *a)
     N(op, bool, zero_centered, 0)                                                                                      \
     N(op, bool, reuse, 0)
 OP_ARGS(mhc_boundary_fwd, MHC_BOUNDARY_FWD_FIELDS);
-/* dy: gradient of y from further on (its mix part; absent: 0); dcoef: gradient of coef from further on (absent: 0).
+/* dy, dcoef: gradients of y and coef from later layers (of y the mix part; absent: 0).
  * y: the stream (x itself where f was absent). dx [rows, K] may be dy. x without f: it entered, and dx [rows, C] is its
  * gradient. dcoef_in has zeros for pre. dz: gradient of the logits z, for boundary_dw.
- * products: where a device that looks at y anyway leaves what boundary_dw sums over rows: dp^T y (dp: the gradient of
+ * products: where a device that reads y in any case leaves what boundary_dw sums over rows: dp^T y (dp: the gradient of
  * p), and in the last row sums of dz (N numbers) and of dz p / (rho + eps) (N more). Given to both or to neither; worth
- * giving where ops has mhc_boundary_products and it says so. Others leave it alone, and boundary_dw reads y.
+ * giving where ops has mhc_boundary_products and it returns true. Other devices ignore it, and boundary_dw reads y.
  * ready: what mhc_boundary_prepare has made of stat, coef, dcoef and parameters, which are known long before dh: the
- * backward pass through Sinkhorn. The same bits come out with it and without. */
+ * backward pass through Sinkhorn. The results have the same bits with it and without. */
 #define MHC_BOUNDARY_BWD_FIELDS(T, N, S, op)                                                                           \
     T(op, dh, IN, REAL, "rows d")                                                                                      \
     T(op, dy, OPT, REAL, "rows streams*d")                                                                             \
@@ -294,8 +293,7 @@ static inline bool mhc_is_first_bwd(const struct mhc_boundary_bwd_args *a) { ret
 /* The ready part takes the arguments of boundary_bwd. Of dx and f only the shapes count, and nothing else of what it
  * does not read. */
 OP_C int mhc_boundary_prepare_check(const struct mhc_boundary_bwd_args *a, struct err *e);
-/* Gradients of w, a_*, beta from dz. Those beside dw are added to if any of them is: one that nobody wants may say
- * otherwise. */
+/* Gradients of w, a_*, beta from dz. All of those beside dw are added to if the flag of any of them is set. */
 #define MHC_BOUNDARY_DW_FIELDS(T, N, S, op)                                                                            \
     T(op, dz, IN, WIDE, "rows logits")                                                                                 \
     T(op, stat, IN, WIDE, "rows logits+2")                                                                             \

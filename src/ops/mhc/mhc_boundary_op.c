@@ -74,16 +74,17 @@ static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 }
 
 #define FWD_ATTRS(op) MHC_BOUNDARY(op) OP_ATTR_EXTRA("enters", 0)
-MHC_RULED(mhc_boundary_fwd, MHC_BOUNDARY_FWD_FIELDS, MHC_INFO, FWD_ATTRS, mapping_flops(c) + 2 * mhc_streams(c) + 8)
+MHC_RULED(mhc_boundary_fwd, MHC_BOUNDARY_FWD_FIELDS, DROPOUT_INFO, FWD_ATTRS, mapping_flops(c) + 2 * mhc_streams(c) + 8)
 
 /* The norm again, from a stream and what was kept of it: mhc_boundary_fwd with reuse, as the planner sees it. */
-static const struct op_arg mhc_boundary_again_fields[] = {
-    OP_FIELD_IN(mhc_boundary_fwd, "x", x, IN, REAL, "rows streams*d")
-        OP_FIELD_IN(mhc_boundary_fwd, "coef", coef, IN, WIDE, "rows logits")
-            OP_FIELD_IN(mhc_boundary_fwd, "gain", gain, OPT, WIDE, "d")
-                OP_FIELD_IN(mhc_boundary_fwd, "stat", stat, FIXED, WIDE, "rows logits+2")
-                    OP_FIELD_IN(mhc_boundary_fwd, "h", h, OUT, REAL, "rows d")
-                        OP_FIELD_IN(mhc_boundary_fwd, "work", work, WORK, U8, "")};
+#define AGAIN_FIELDS(op)                                                                                               \
+    OP_FIELD_IN(op, "x", x, IN, REAL, "rows streams*d")                                                                \
+    OP_FIELD_IN(op, "coef", coef, IN, WIDE, "rows logits")                                                             \
+    OP_FIELD_IN(op, "gain", gain, OPT, WIDE, "d")                                                                      \
+    OP_FIELD_IN(op, "stat", stat, FIXED, WIDE, "rows logits+2")                                                        \
+    OP_FIELD_IN(op, "h", h, OUT, REAL, "rows d")                                                                       \
+    OP_FIELD_IN(op, "work", work, WORK, U8, "")
+static const struct op_arg mhc_boundary_again_fields[] = {AGAIN_FIELDS(mhc_boundary_fwd)};
 static void again(const struct op_call *c, void *args)
 {
     (void)c;
@@ -194,7 +195,7 @@ static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
 }
 
 #define BWD_FIELDS(op)                                                                                                 \
-    MHC_INFO(op)                                                                                                       \
+    DROPOUT_INFO(op)                                                                                                   \
     OP_EXTRA("dw", OUT, WIDE, "logits streams*d")                                                                      \
     OP_EXTRA("da_pre", OUT, WIDE, "1")                                                                                 \
     OP_EXTRA("da_post", OUT, WIDE, "1") OP_EXTRA("da_res", OUT, WIDE, "1") OP_EXTRA("dbeta", OUT, WIDE, "logits")
@@ -367,16 +368,17 @@ const struct op_desc mhc_boundary_dw_desc = {OP_IS(mhc_boundary_dw),
                                              OP_LIST(bench, small_bench)};
 
 /* The ready part, for the planner alone: no host has it, and samples of the backward half run it. */
-static const struct op_arg mhc_boundary_prepare_fields[] = {
-    OP_FIELD_IN(mhc_boundary_bwd, "dcoef", dcoef, OPT, WIDE, "rows logits")
-        OP_FIELD_IN(mhc_boundary_bwd, "stat", stat, IN, WIDE, "rows logits+2")
-            OP_FIELD_IN(mhc_boundary_bwd, "coef", coef, IN, WIDE, "rows logits")
-                OP_FIELD_IN(mhc_boundary_bwd, "w", w, IN, WIDE, "logits streams*d")
-                    OP_FIELD_IN(mhc_boundary_bwd, "a_pre", a_pre, IN, WIDE, "1")
-                        OP_FIELD_IN(mhc_boundary_bwd, "a_post", a_post, IN, WIDE, "1")
-                            OP_FIELD_IN(mhc_boundary_bwd, "a_res", a_res, IN, WIDE, "1")
-                                OP_FIELD_IN(mhc_boundary_bwd, "beta", beta, IN, WIDE, "logits")
-                                    OP_FIELD_IN(mhc_boundary_bwd, "ready", ready, OUT, U8, "")};
+#define PREPARE_FIELDS(op)                                                                                             \
+    OP_FIELD_IN(op, "dcoef", dcoef, OPT, WIDE, "rows logits")                                                          \
+    OP_FIELD_IN(op, "stat", stat, IN, WIDE, "rows logits+2")                                                           \
+    OP_FIELD_IN(op, "coef", coef, IN, WIDE, "rows logits")                                                             \
+    OP_FIELD_IN(op, "w", w, IN, WIDE, "logits streams*d")                                                              \
+    OP_FIELD_IN(op, "a_pre", a_pre, IN, WIDE, "1")                                                                     \
+    OP_FIELD_IN(op, "a_post", a_post, IN, WIDE, "1")                                                                   \
+    OP_FIELD_IN(op, "a_res", a_res, IN, WIDE, "1")                                                                     \
+    OP_FIELD_IN(op, "beta", beta, IN, WIDE, "logits")                                                                  \
+    OP_FIELD_IN(op, "ready", ready, OUT, U8, "")
+static const struct op_arg mhc_boundary_prepare_fields[] = {PREPARE_FIELDS(mhc_boundary_bwd)};
 static int ready_check(const void *a, struct err *e) { return mhc_boundary_prepare_check(a, e); }
 static bool ready_there(const struct ops *o) { return o->mhc_boundary_prepare != NULL; }
 static int ready_call(const struct ops *o, struct lane *l, const void *a) { return o->mhc_boundary_prepare(l, a); }

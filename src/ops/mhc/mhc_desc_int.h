@@ -16,23 +16,15 @@
 #define MHC_KERNELS(op)                                                                                                \
     OP_ATTR_IN(op, bool, "round_bf16", rule.round_bf16, 0)                                                             \
     OP_ATTR_IN(op, int, "kernels", rule.kernels, MHC_KERNELS_AUTO)
-#define MHC_DROP(op)                                                                                                   \
-    OP_ATTR_IN(op, double, "p", drop.p, 0)                                                                             \
-    OP_ATTR_IN(op, uint64_t, "key", drop.key, 77)                                                                      \
-    OP_ATTR_IN(op, int64_t, "seq", drop.seq, 4)                                                                        \
-    OP_ATTR_IN(op, int64_t, "first", drop.first, 0)
-#define MHC_INFO(op) OP_FIELD_IN(op, "info", drop.info, OPT, I64, "4")
-#define MHC_RULE_DROP(op) MHC_RULE(op) MHC_DROP(op)
-#define MHC_BOUNDARY(op) MHC_RULE(op) MHC_KERNELS(op) MHC_DROP(op)
+#define MHC_RULE_DROP(op) MHC_RULE(op) DROPOUT_ATTRS(op)
+#define MHC_BOUNDARY(op) MHC_RULE(op) MHC_KERNELS(op) DROPOUT_ATTRS(op)
 #define MHC_NONE(op)
 #define MHC_STREAMS(op) OP_ATTR_EXTRA("streams", 4)
 
 /* Fields, attributes and calls of an op, and its cost by flops for each element of the largest tensor; FIELDS and ATTRS
  * are macros of further rows. MHC_RULED: of one with a rule. */
 #define MHC_TABLES(op, LIST, FIELDS, ATTRS, flops)                                                                     \
-    OP_FIELDS(op, LIST, FIELDS(op));                                                                                   \
-    OP_ATTRS(op, LIST, ATTRS(op));                                                                                     \
-    OP_CALLS(op);                                                                                                      \
+    OP_TABLES_WITH(op, LIST, FIELDS(op), ATTRS(op));                                                                   \
     static void op##_cost(const struct op_call *c, struct op_cost *out) { mhc_cost(c, flops, out); }
 #define MHC_RULED(op, LIST, FIELDS, ATTRS, flops)                                                                      \
     MHC_TABLES(op, LIST, FIELDS, ATTRS, flops)                                                                         \

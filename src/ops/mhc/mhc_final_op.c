@@ -25,17 +25,18 @@ int mhc_final_bwd_check(const struct mhc_final_bwd_args *a, struct err *e)
     return mhc_drop_check(op, &a->drop, &a->dx, e);
 }
 
-MHC_RULED(mhc_final_fwd, MHC_FINAL_FWD_FIELDS, MHC_INFO, MHC_BOUNDARY, 4 * mhc_streams(c) + 8)
-MHC_RULED(mhc_final_bwd, MHC_FINAL_BWD_FIELDS, MHC_INFO, MHC_BOUNDARY, 8 * mhc_streams(c) + 20)
+MHC_RULED(mhc_final_fwd, MHC_FINAL_FWD_FIELDS, DROPOUT_INFO, MHC_BOUNDARY, 4 * mhc_streams(c) + 8)
+MHC_RULED(mhc_final_bwd, MHC_FINAL_BWD_FIELDS, DROPOUT_INFO, MHC_BOUNDARY, 8 * mhc_streams(c) + 20)
 
 /* The norm again: mhc_final_fwd with reuse, as the planner sees it. */
-static const struct op_arg mhc_final_again_fields[] = {
-    OP_FIELD_IN(mhc_final_fwd, "y", y, IN, REAL, "rows streams*d")
-        OP_FIELD_IN(mhc_final_fwd, "coef", coef, IN, WIDE, "rows streams")
-            OP_FIELD_IN(mhc_final_fwd, "gain", gain, OPT, WIDE, "d")
-                OP_FIELD_IN(mhc_final_fwd, "stat", stat, FIXED, WIDE, "rows streams+2")
-                    OP_FIELD_IN(mhc_final_fwd, "h", h, OUT, REAL, "rows d")
-                        OP_FIELD_IN(mhc_final_fwd, "work", work, WORK, U8, "")};
+#define AGAIN_FIELDS(op)                                                                                               \
+    OP_FIELD_IN(op, "y", y, IN, REAL, "rows streams*d")                                                                \
+    OP_FIELD_IN(op, "coef", coef, IN, WIDE, "rows streams")                                                            \
+    OP_FIELD_IN(op, "gain", gain, OPT, WIDE, "d")                                                                      \
+    OP_FIELD_IN(op, "stat", stat, FIXED, WIDE, "rows streams+2")                                                       \
+    OP_FIELD_IN(op, "h", h, OUT, REAL, "rows d")                                                                       \
+    OP_FIELD_IN(op, "work", work, WORK, U8, "")
+static const struct op_arg mhc_final_again_fields[] = {AGAIN_FIELDS(mhc_final_fwd)};
 
 static const struct op_sample final_samples[] = {
     {"rows=5 d=9"},
@@ -124,7 +125,7 @@ static int given_layers(const struct op_call *c);
     LAYER_IN(5, 4, OPT)                                                                                                \
     LAYER_IN(6, 5, OPT)                                                                                                \
     LAYER_IN(7, 6, OPT)                                                                                                \
-    MHC_INFO(op)                                                                                                       \
+    DROPOUT_INFO(op)                                                                                                   \
     LAYER_OUT(1, 0) LAYER_OUT(2, 1) LAYER_OUT(3, 2) LAYER_OUT(4, 3) LAYER_OUT(5, 4) LAYER_OUT(6, 5) LAYER_OUT(7, 6)
 MHC_RULED(mhc_rebuild, MHC_REBUILD_FIELDS, REBUILD_FIELDS, MHC_RULE_DROP, given_layers(c) * (2 * mhc_streams(c) + 2))
 static const struct op_dim rebuild_dims[] = {{"rows", 5}, {"d", 9}, {"layers", 3}, {"biases", 1}};

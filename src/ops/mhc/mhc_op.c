@@ -67,7 +67,7 @@ int mhc_gates_bwd_check(const struct mhc_gates_bwd_args *a, struct err *e)
 static int aggregate_check(const char *op, const struct tensor *x, const struct tensor *pre, struct err *e)
 {
     if (!present(x) || !present(pre) || pre->rank != 2)
-        return ST_OK; /* said by field */
+        return ST_OK; /* op_check_fields reports it */
     TRY(mhc_refuse_if(op, pre->dim[1] > MHC_MAX_STREAMS, "too many streams", e));
     return mhc_width_check(op, x->dim[1], pre->dim[1], e);
 }
@@ -264,8 +264,8 @@ MHC_RULED(mhc_sinkhorn_fwd, MHC_SINKHORN_FWD_FIELDS, MHC_NONE, SINKHORN_ATTRS, 4
 MHC_RULED(mhc_sinkhorn_bwd, MHC_SINKHORN_BWD_FIELDS, MHC_NONE, SINKHORN_ATTRS, 14 * op_attr(c, "iterations"))
 MHC_TABLES(mhc_aggregate_fwd, MHC_AGGREGATE_FWD_FIELDS, MHC_NONE, MHC_STREAMS, 2)
 MHC_TABLES(mhc_aggregate_bwd, MHC_AGGREGATE_BWD_FIELDS, MHC_NONE, MHC_STREAMS, 4)
-MHC_RULED(mhc_combine_fwd, MHC_COMBINE_FWD_FIELDS, MHC_INFO, MHC_RULE_DROP, 2 * mhc_streams(c) + 2)
-MHC_RULED(mhc_combine_bwd, MHC_COMBINE_BWD_FIELDS, MHC_INFO, MHC_RULE_DROP, 4 * mhc_streams(c) + 4)
+MHC_RULED(mhc_combine_fwd, MHC_COMBINE_FWD_FIELDS, DROPOUT_INFO, MHC_RULE_DROP, 2 * mhc_streams(c) + 2)
+MHC_RULED(mhc_combine_bwd, MHC_COMBINE_BWD_FIELDS, DROPOUT_INFO, MHC_RULE_DROP, 4 * mhc_streams(c) + 4)
 MHC_TABLES(mhc_expand_fwd, MHC_EXPAND_FWD_FIELDS, MHC_NONE, MHC_STREAMS, 0)
 MHC_TABLES(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS, MHC_NONE, MHC_STREAMS, 1)
 MHC_TABLES(mhc_contract_fwd, MHC_CONTRACT_FWD_FIELDS, MHC_NONE, MHC_STREAMS, 2 * mhc_streams(c) + 4)

@@ -49,9 +49,7 @@ static const struct op_sample samples[] = {{"rows=9 k=2"},
 static const struct op_sample bench[] = {
     {"rows=4096 k=8 experts=64"}, {"rows=16384 k=8 experts=64"}, {"rows=16384 k=8 experts=256"}};
 
-OP_FIELDS(moeplan, MOEPLAN_FIELDS, );
-OP_ATTRS(moeplan, MOEPLAN_FIELDS, OP_ATTR_EXTRA("experts", 5));
-OP_CALLS(moeplan);
+OP_TABLES_WITH(moeplan, MOEPLAN_FIELDS, , OP_ATTR_EXTRA("experts", 5));
 const struct op_desc moeplan_desc = {
     OP_IS(moeplan),
     .summary = "stable sort of tokens by expert: row ranges and both maps",

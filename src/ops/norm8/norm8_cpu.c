@@ -1,4 +1,5 @@
 /* norm8, fast CPU version: the values as addnorm computes them, then quantise; see norm8.h. */
+#include "ops/cpu_math.h"
 #include "ops/norm8/norm8_int.h"
 #include "ops/ops_cpu_int.h"
 
@@ -14,15 +15,7 @@ int CPU_NAME(norm8_cpu)(struct lane *l, const struct norm8_args *a)
     for (int64_t r = 0; r < rows; r++) {
         const float *x = f32_row(&a->x, r), rstd = ((const float *)a->rstd.data)[r];
         float *y = (float *)a->work.data + r * d;
-        if (w == NULL) {
-#pragma omp simd
-            for (int64_t c = 0; c < d; c++)
-                y[c] = x[c] * rstd;
-        } else {
-#pragma omp simd
-            for (int64_t c = 0; c < d; c++)
-                y[c] = x[c] * rstd * (w[c] + one);
-        }
+        scale_row_f32(y, x, rstd, w, one, d);
     }
     struct quantise_args q = norm8_quantise(a);
     return CPU_NAME(quantise_cpu)(l, &q);

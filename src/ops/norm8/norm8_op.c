@@ -77,9 +77,7 @@ static const struct op_sample bench[] = {{"rows=4096 d=320"},
                                          {"rows=16384 d=2048 only=1 gpu=1"},
                                          {"rows=16384 d=2048 only=2 gpu=1"}};
 
-OP_FIELDS(norm8, NORM8_FIELDS, );
-OP_ATTRS(norm8, NORM8_FIELDS, OP_ATTR_EXTRA("only", 0));
-OP_CALLS(norm8);
+OP_TABLES_WITH(norm8, NORM8_FIELDS, , OP_ATTR_EXTRA("only", 0));
 /* A value next to a tie of two codes falls to either side, as devices round the norm differently: 32 of 448. That the
  * codes are those of addnorm followed by quantise, to the bit, is checked by tests/gpu/check_f8 and test_norm8. */
 const struct op_desc norm8_desc = {

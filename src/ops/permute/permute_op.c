@@ -85,9 +85,7 @@ static void copy_cost(const struct op_call *c, struct op_cost *out)
 }
 
 OP_TABLES(permute, PERMUTE_FIELDS);
-OP_FIELDS(unpermute, UNPERMUTE_FIELDS, );
-OP_ATTRS(unpermute, UNPERMUTE_FIELDS, OP_ATTR_EXTRA("k", 2));
-OP_CALLS(unpermute);
+OP_TABLES_WITH(unpermute, UNPERMUTE_FIELDS, , OP_ATTR_EXTRA("k", 2));
 
 const struct op_desc permute_desc = {
     OP_IS(permute),
@@ -101,11 +99,13 @@ const struct op_desc permute_desc = {
     OP_LIST(samples, samples),
     OP_LIST(bench, bench),
 };
-static const struct op_arg permute_bwd_fields[] = {
-    OP_FIELD_IN(unpermute, "dy", x, IN, REAL, "places d") OP_FIELD_IN(unpermute, "row", row, IN, I32, "rows k !")
-        OP_FIELD_IN(unpermute, "dyprob", xprob, OPT, WIDE, "places")
-            OP_FIELD_IN(unpermute, "dx", y, OUT, REAL, "rows d")
-                OP_FIELD_IN(unpermute, "dprob", yprob, OPT_OUT, WIDE, "rows k ! @dyprob")};
+#define PERMUTE_BWD_FIELDS(op)                                                                                         \
+    OP_FIELD_IN(op, "dy", x, IN, REAL, "places d")                                                                     \
+    OP_FIELD_IN(op, "row", row, IN, I32, "rows k !")                                                                   \
+    OP_FIELD_IN(op, "dyprob", xprob, OPT, WIDE, "places")                                                              \
+    OP_FIELD_IN(op, "dx", y, OUT, REAL, "rows d")                                                                      \
+    OP_FIELD_IN(op, "dprob", yprob, OPT_OUT, WIDE, "rows k ! @dyprob")
+static const struct op_arg permute_bwd_fields[] = {PERMUTE_BWD_FIELDS(unpermute)};
 const struct op_desc permute_bwd_desc = {
     OP_NAMED("permute_bwd", permute_bwd, unpermute),
     .summary = "gradient of permute: unpermute",
@@ -132,12 +132,14 @@ const struct op_desc unpermute_desc = {
     OP_LIST(samples, samples),
     OP_LIST(bench, bench),
 };
-static const struct op_arg unpermute_bwd_fields[] = {
-    OP_FIELD_IN(permute, "dy", x, IN, REAL, "rows d") OP_FIELD_IN(permute, "src", src, IN, I32, "places")
-        OP_FIELD_IN(permute, "row", row, OPT, I32, "rows k !")
-            OP_FIELD_IN(permute, "dyprob", prob, OPT, WIDE, "rows k !")
-                OP_FIELD_IN(permute, "dx", y, OUT, REAL, "places d")
-                    OP_FIELD_IN(permute, "dxprob", yprob, OPT_OUT, WIDE, "places @dyprob")};
+#define UNPERMUTE_BWD_FIELDS(op)                                                                                       \
+    OP_FIELD_IN(op, "dy", x, IN, REAL, "rows d")                                                                       \
+    OP_FIELD_IN(op, "src", src, IN, I32, "places")                                                                     \
+    OP_FIELD_IN(op, "row", row, OPT, I32, "rows k !")                                                                  \
+    OP_FIELD_IN(op, "dyprob", prob, OPT, WIDE, "rows k !")                                                             \
+    OP_FIELD_IN(op, "dx", y, OUT, REAL, "places d")                                                                    \
+    OP_FIELD_IN(op, "dxprob", yprob, OPT_OUT, WIDE, "places @dyprob")
+static const struct op_arg unpermute_bwd_fields[] = {UNPERMUTE_BWD_FIELDS(permute)};
 const struct op_desc unpermute_bwd_desc = {
     OP_NAMED("unpermute_bwd", unpermute_bwd, permute),
     .summary = "gradient of unpermute: permute",

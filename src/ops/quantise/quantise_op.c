@@ -180,9 +180,8 @@ static const struct op_sample bench[] = {
     {"rows=16384 cols=2048 places=131072 k=8 gpu=1"},
 };
 
-OP_FIELDS(quantise, QUANTISE_FIELDS, );
-OP_ATTRS(quantise, QUANTISE_FIELDS, OP_ATTR_EXTRA("e5m2", 0) OP_ATTR_EXTRA("only", 0) OP_ATTR_EXTRA("wide_x", 0));
-OP_CALLS(quantise);
+OP_TABLES_WITH(quantise, QUANTISE_FIELDS, ,
+               OP_ATTR_EXTRA("e5m2", 0) OP_ATTR_EXTRA("only", 0) OP_ATTR_EXTRA("wide_x", 0));
 const struct op_desc quantise_desc = {
     OP_IS(quantise),
     .summary = "FP8 codes and scales by blocks, also of the transpose",

@@ -1,18 +1,10 @@
 /* rmsnorm, fast CPU version; see rmsnorm.h. Rows in parallel; the sums of dw are taken over fixed blocks of
  * rows into work and are then added in block order, so threads do not change the result. */
+#include "ops/cpu_math.h"
 #include "ops/ops_cpu_int.h"
 #include "ops/rmsnorm/rmsnorm.h"
 
 #include <math.h>
-
-static float dot(const float *a, const float *b, int64_t n)
-{
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < n; c++)
-        sum += a[c] * b[c];
-    return sum;
-}
 
 int CPU_NAME(rmsnorm_fwd_cpu)(struct lane *l, const struct rmsnorm_fwd_args *a)
 {
@@ -24,17 +16,9 @@ int CPU_NAME(rmsnorm_fwd_cpu)(struct lane *l, const struct rmsnorm_fwd_args *a)
     for (int64_t r = 0; r < rows; r++) {
         const float *x = f32_row(&a->x, r);
         float *y = f32_row(&a->y, r);
-        float rstd = 1.0f / sqrtf(dot(x, x, d) / (float)d + (float)a->eps);
+        float rstd = 1.0f / sqrtf(dot_f32(x, x, d) / (float)d + (float)a->eps);
         rstds[r] = rstd;
-        if (w == NULL) {
-#pragma omp simd
-            for (int64_t c = 0; c < d; c++)
-                y[c] = x[c] * rstd;
-        } else {
-#pragma omp simd
-            for (int64_t c = 0; c < d; c++)
-                y[c] = x[c] * rstd * (w[c] + one);
-        }
+        scale_row_f32(y, x, rstd, w, one, d);
     }
     return ST_OK;
 }
@@ -65,7 +49,7 @@ static void bwd_row(const struct rmsnorm_bwd_args *a, int64_t r, float *dw_block
     float *dx = f32_row(&a->dx, r), rstd = ((const float *)a->rstd.data)[r];
     float one = a->zero_centered ? 1.0f : 0.0f, sum = 0;
     if (w == NULL) {
-        sum = dot(dy, x, d);
+        sum = dot_f32(dy, x, d);
     } else {
 #pragma omp simd reduction(+ : sum)
         for (int64_t c = 0; c < d; c++) {

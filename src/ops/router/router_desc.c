@@ -157,9 +157,7 @@ static const struct op_sample bench[] = {
     {"rows=4096 experts=256 k=8 seq=1024 score=1 bias=1 groups=8 group_topk=4 seq_aux=0.01"},
     {"rows=16384 experts=256 k=8 seq=4096 score=1 bias=1 groups=8 group_topk=4 seq_aux=0.01 gpu=1"}};
 
-OP_FIELDS(router_fwd, ROUTER_FWD_FIELDS, );
-OP_ATTRS(router_fwd, ROUTER_FWD_FIELDS, RULE_ATTRS(router_fwd));
-OP_CALLS(router_fwd);
+OP_TABLES_WITH(router_fwd, ROUTER_FWD_FIELDS, , RULE_ATTRS(router_fwd));
 const struct op_desc router_fwd_desc = {
     OP_IS(router_fwd),           .summary = "top-k experts and their probabilities, with balance and z losses",
     OP_LIST(dims, dims),         .sample_dims = entries,
@@ -168,9 +166,7 @@ const struct op_desc router_fwd_desc = {
     .tolerance = 3e-6,           OP_LIST(samples, samples),
     OP_LIST(bench, bench),
 };
-OP_FIELDS(router_bwd, ROUTER_BWD_FIELDS, );
-OP_ATTRS(router_bwd, ROUTER_BWD_FIELDS, RULE_ATTRS(router_bwd));
-OP_CALLS(router_bwd);
+OP_TABLES_WITH(router_bwd, ROUTER_BWD_FIELDS, , RULE_ATTRS(router_bwd));
 const struct op_desc router_bwd_desc = {
     OP_IS(router_bwd),     .summary = "gradient of router_fwd with respect to the logits",
     OP_LIST(dims, dims),   .prepare = hash_routing,

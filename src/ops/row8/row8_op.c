@@ -167,9 +167,7 @@ static bool unpack_fill(struct op_call *c, int arg, struct tensor *host, uint64_
     return true;
 }
 
-OP_FIELDS(row8_unpack, ROW8_UNPACK_FIELDS, );
-OP_ATTRS(row8_unpack, ROW8_UNPACK_FIELDS, OP_ATTR_EXTRA("d", 33));
-OP_CALLS(row8_unpack);
+OP_TABLES_WITH(row8_unpack, ROW8_UNPACK_FIELDS, , OP_ATTR_EXTRA("d", 33));
 const struct op_desc row8_unpack_desc = {
     OP_IS(row8_unpack),
     .summary = "values of rows that came as FP8 codes",

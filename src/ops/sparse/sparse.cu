@@ -135,27 +135,6 @@ static __global__ void __launch_bounds__(THREADS)
         out[x] = from_float<T>(dq[x]);
 }
 
-static __global__ void __launch_bounds__(256) fill_words(int32_t *to, int32_t value, int64_t n)
-{
-    int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (at < n)
-        to[at] = value;
-}
-
-/* place[i][key]: where the key stands in list i of the chunk, -1: nowhere. */
-template <typename T>
-static __global__ void __launch_bounds__(256)
-    note_places(const __grid_constant__ sparse_call<T> c, int b, int first, int count, int32_t *place)
-{
-    int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    int row = (int)(at / c.most), k = (int)(at % c.most);
-    if (row >= count)
-        return;
-    int j = key_of(c.list(b, first + row)[k], c.keys);
-    if (j >= 0)
-        place[(int64_t)row * c.keys + j] = k;
-}
-
 /* A block for each key: what the queries of a chunk add to it. */
 template <typename T>
 static __global__ void __launch_bounds__(KEY_THREADS)
@@ -223,7 +202,8 @@ static int fwd_on_cores(struct lane *l, const sparse_call<bf16> &c, enum sparse_
 }
 static int fwd_on_cores(struct lane *, const sparse_call<float> &, enum sparse_path) { return ST_OK; } /* never fits */
 
-template <typename T> static int run_fwd(struct lane *l, const struct sparse_fwd_args *a)
+/* What both directions have. A: their args. */
+template <typename T, typename A> static sparse_call<T> call_of(const A *a)
 {
     sparse_call<T> c = {};
     c.q = view_of<T>(&a->q);
@@ -244,6 +224,12 @@ template <typename T> static int run_fwd(struct lane *l, const struct sparse_fwd
     c.dv = (int)a->dv;
     c.most = (int)a->idx.dim[2];
     c.scale = (float)a->scale;
+    return c;
+}
+
+template <typename T> static int run_fwd(struct lane *l, const struct sparse_fwd_args *a)
+{
+    sparse_call<T> c = call_of<T>(a);
     struct sparse_device gpu = sparse_device_of(l);
     struct sparse_shape shape =
         sparse_shape_of(&a->q, &a->kv, a->dv, aligned16(&a->q) && aligned16(&a->kv) && aligned16(&a->o));
@@ -309,8 +295,9 @@ static int chunk_plain(struct lane *l, const sparse_call<T> &c, const sparse_par
     auto kernel = dq_plain<T>;
     NEEDS_SMEM(l, kernel, smem);
     LAUNCH(l, kernel, warps_for((int64_t)count * c.heads), THREADS, smem, c, b, first, count, delta, pairs);
-    LAUNCH(l, fill_words, (unsigned)ceil_div(places, 256), 256, 0, place, -1, places);
-    LAUNCH(l, note_places<T>, (unsigned)ceil_div((int64_t)count * c.most, 256), 256, 0, c, b, first, count, place);
+    LAUNCH(l, fill_words<-1>, (unsigned)ceil_div(places, 256), 256, 0, place, places);
+    LAUNCH(l, note_list_places<T>, (unsigned)ceil_div((int64_t)count * c.most, 256), 256, 0, c, b, first, count, place,
+           1, c.keys);
     LAUNCH(l, dkv_plain<T>, c.keys, KEY_THREADS, 0, c, b, first, count, pairs, place, sum, first > 0);
     return ST_OK;
 }
@@ -329,30 +316,12 @@ template <typename T> static int run_bwd(struct lane *l, const struct sparse_bwd
 {
     sparse_parts p = parts_of(a);
     char *work = (char *)a->work.data;
-    sparse_call<T> c = {};
-    c.q = view_of<T>(&a->q);
-    c.kv = view_of<T>(&a->kv);
-    c.o = view_of<T>(&a->o);
+    sparse_call<T> c = call_of<T>(a);
     c.dout = view_of<T>(&a->d_o);
     c.dq = view_of<T>(&a->dq);
     c.dkv = view_of<T>(&a->dkv);
-    c.idx = (const int32_t *)a->idx.data;
-    c.idx_batch = a->idx.stride[0];
-    c.idx_row = a->idx.stride[1];
-    c.lse = (float *)a->lse.data;
-    c.lse_batch = a->lse.stride[0];
-    c.lse_head = a->lse.stride[1];
-    c.sink = (const float *)a->sink.data;
     c.dsink = (float *)a->dsink.data;
     c.acc_dsink = a->acc_dsink;
-    c.batch = (int)a->q.dim[0];
-    c.rows = (int)a->q.dim[1];
-    c.keys = (int)a->kv.dim[1];
-    c.heads = (int)a->q.dim[2];
-    c.width = (int)a->q.dim[3];
-    c.dv = (int)a->dv;
-    c.most = (int)a->idx.dim[2];
-    c.scale = (float)a->scale;
     struct sparse_device gpu = sparse_device_of(l);
     struct sparse_shape shape = sparse_shape_of(
         &a->q, &a->kv, a->dv, aligned16(&a->q) && aligned16(&a->kv) && aligned16(&a->d_o) && aligned16(&a->dq));

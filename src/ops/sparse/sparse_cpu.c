@@ -26,21 +26,6 @@ static float *lse_at(const struct tensor *t, int64_t b, int64_t h, int64_t i)
     return (float *)t->data + b * t->stride[0] + h * t->stride[1] + i;
 }
 
-static inline float dot(const float *x, const float *y, int64_t n)
-{
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < n; c++)
-        sum += x[c] * y[c];
-    return sum;
-}
-static inline void add_scaled(float *to, const float *x, float scale, int64_t n)
-{
-#pragma omp simd
-    for (int64_t c = 0; c < n; c++)
-        to[c] += scale * x[c];
-}
-
 /* Scratch of a thread: scores of all heads of a row, [H][K]; backward twice that. */
 static int64_t row_floats(const struct tensor *q, const struct tensor *idx) { return q->dim[2] * idx->dim[2]; }
 
@@ -56,7 +41,7 @@ static void scores(float *s, const struct tensor *q, const struct tensor *kv, co
     for (int64_t k = 0; k < n; k++)
         for (int64_t h = 0; h < q->dim[2]; h++)
             s[h * n + k] =
-                list[k] < 0 ? -INFINITY : scale * dot(head_at(q, b, i, h), key_at(kv, b, list[k]), q->dim[3]);
+                list[k] < 0 ? -INFINITY : scale * dot_f32(head_at(q, b, i, h), key_at(kv, b, list[k]), q->dim[3]);
 }
 
 static void fwd_row(const struct sparse_fwd_args *a, int64_t b, int64_t i, float *s)
@@ -82,7 +67,7 @@ static void fwd_row(const struct sparse_fwd_args *a, int64_t b, int64_t i, float
     }
     for (int64_t k = 0; k < n; k++)
         for (int64_t h = 0; list[k] >= 0 && h < heads; h++)
-            add_scaled(head_at(&a->o, b, i, h), key_at(&a->kv, b, list[k]), s[h * n + k], a->dv);
+            add_scaled_f32(head_at(&a->o, b, i, h), key_at(&a->kv, b, list[k]), s[h * n + k], a->dv);
 }
 
 int CPU_NAME(sparse_fwd_cpu)(struct lane *l, const struct sparse_fwd_args *a)
@@ -122,7 +107,7 @@ static void bwd_row(const struct sparse_bwd_args *a, int64_t b, int64_t i, float
     scores(s, &a->q, &a->kv, list, n, (float)a->scale, b, i);
     for (int64_t h = 0; h < heads; h++) {
         float lse = *lse_at(&a->lse, b, h, i), *p = s + h * n;
-        delta[h] = dot(head_at(&a->d_o, b, i, h), head_at(&a->o, b, i, h), a->dv);
+        delta[h] = dot_f32(head_at(&a->d_o, b, i, h), head_at(&a->o, b, i, h), a->dv);
         memset(head_at(&a->dq, b, i, h), 0, (size_t)d * sizeof(float));
         for (int64_t k = 0; k < n; k++)
             p[k] = list[k] < 0 ? 0 : fast_expf(p[k] - lse);
@@ -135,10 +120,10 @@ static void bwd_row(const struct sparse_bwd_args *a, int64_t b, int64_t i, float
         memset(to, 0, (size_t)d * sizeof *to);
         for (int64_t h = 0; h < heads; h++) {
             const float *dout = head_at(&a->d_o, b, i, h);
-            float p = s[h * n + k], ds = p * (dot(dout, kv, a->dv) - delta[h]) * (float)a->scale;
-            add_scaled(head_at(&a->dq, b, i, h), kv, ds, d);
-            add_scaled(to, head_at(&a->q, b, i, h), ds, d);
-            add_scaled(to, dout, p, a->dv);
+            float p = s[h * n + k], ds = p * (dot_f32(dout, kv, a->dv) - delta[h]) * (float)a->scale;
+            add_scaled_f32(head_at(&a->dq, b, i, h), kv, ds, d);
+            add_scaled_f32(to, head_at(&a->q, b, i, h), ds, d);
+            add_scaled_f32(to, dout, p, a->dv);
         }
     }
 }
@@ -152,7 +137,7 @@ static void add_block(const struct sparse_bwd_args *a, int64_t b, int64_t first,
         const int32_t *list = list_at(&a->idx, b, first + i);
         for (int64_t k = 0; k < n; k++)
             if (list[k] >= 0)
-                add_scaled(key_at(&a->dkv, b, list[k]) + from, add + (i * n + k) * d + from, 1, to - from);
+                add_scaled_f32(key_at(&a->dkv, b, list[k]) + from, add + (i * n + k) * d + from, 1, to - from);
     }
 }
 

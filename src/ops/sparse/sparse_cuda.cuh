@@ -44,6 +44,28 @@ template <typename T> struct sparse_call {
 /* An entry of a list as a key, or -1. */
 __device__ __forceinline__ int key_of(int32_t entry, int keys) { return entry >= 0 && entry < keys ? entry : -1; }
 
+/* Where the key stands in a query's list, -1 where it does not: place[key * key_step + query of the chunk *
+ * query_step], filled with -1 before. */
+template <int VALUE> static __global__ void __launch_bounds__(256) fill_words(int32_t *to, int64_t n)
+{
+    int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (at < n)
+        to[at] = VALUE;
+}
+template <typename T>
+static __global__ void __launch_bounds__(256)
+    note_list_places(const __grid_constant__ sparse_call<T> c, int b, int first, int count, int32_t *place,
+                     int64_t key_step, int64_t query_step)
+{
+    int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    int row = (int)(at / c.most), k = (int)(at % c.most);
+    if (row >= count)
+        return;
+    int j = key_of(c.list(b, first + row)[k], c.keys);
+    if (j >= 0)
+        place[j * key_step + row * query_step] = k;
+}
+
 /* Parts of the backward pass's scratch. A chunk of queries of one sequence goes through at a time. */
 struct sparse_parts {
     int64_t chunk;                           /* queries */

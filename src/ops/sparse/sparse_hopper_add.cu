@@ -132,18 +132,6 @@ static __global__ void __launch_bounds__(256) clear_columns(int4 *place, int64_t
     if (at < n)
         place[at] = make_int4(-1, -1, -1, -1);
 }
-static __global__ void __launch_bounds__(256)
-    note_columns(const __grid_constant__ sparse_call<bf16> c, int b, int first, int count, int32_t *place)
-{
-    int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    int row = (int)(at / c.most), k = (int)(at % c.most);
-    if (row >= count)
-        return;
-    int j = key_of(c.list(b, first + row)[k], c.keys);
-    if (j >= 0)
-        place[(int64_t)j * HOP_CHUNK + row] = k;
-}
-
 /* Channels of a key that a lane sums: 16 bytes of bf16 at a time. */
 template <int D> struct lane_sums {
     static constexpr int PACKS = D / 8, N = (PACKS + 31) / 32;
@@ -254,7 +242,8 @@ static int run_add(struct lane *l, const sparse_call<bf16> &c, const sparse_scra
     NEEDS_SMEM(l, add, SMEM);
     LAUNCH(l, add, (unsigned)(count * (D / 64 / BLOCKS)), ADD_THREADS, SMEM, c, w, b, first);
     LAUNCH(l, clear_columns, (unsigned)ceil_div(places, 256), 256, 0, (int4 *)w.place, places);
-    LAUNCH(l, note_columns, (unsigned)ceil_div(entries, 256), 256, 0, c, b, first, count, w.place);
+    LAUNCH(l, note_list_places<bf16>, (unsigned)ceil_div(entries, 256), 256, 0, c, b, first, count, w.place, HOP_CHUNK,
+           1);
     LAUNCH(l, sum, (unsigned)ceil_div(c.keys, SUM_WARPS), SUM_WARPS * 32, 0, w, c.keys, first > 0);
     return ST_OK;
 }

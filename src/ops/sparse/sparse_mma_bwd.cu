@@ -171,26 +171,6 @@ static __global__ void __launch_bounds__(MMA_THREADS, 1)
     }
 }
 
-static __global__ void __launch_bounds__(256) no_places(int32_t *place, int64_t n)
-{
-    int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (at < n)
-        place[at] = -1;
-}
-
-/* place[key][query of the chunk]: where the key stands in the query's list. */
-static __global__ void __launch_bounds__(256)
-    note_columns(const __grid_constant__ sparse_call<bf16> c, int b, int first, int count, int32_t *place)
-{
-    int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    int row = (int)(at / c.most), k = (int)(at % c.most);
-    if (row >= count)
-        return;
-    int j = key_of(c.list(b, first + row)[k], c.keys);
-    if (j >= 0)
-        place[(int64_t)j * CHUNK + row] = k;
-}
-
 static __global__ void __launch_bounds__(SUM_THREADS)
     sum_keys(const __grid_constant__ sparse_scratch w, int width, bool add)
 {
@@ -262,8 +242,9 @@ int sparse_bwd_mma(struct lane *l, const sparse_call<bf16> &c, const sparse_scra
         int64_t places = (int64_t)c.keys * CHUNK, entries = (int64_t)count * c.most;
         auto widths = c.width == 576 ? run<576, 512> : c.width == 512 ? run<512, 512> : run<160, 128>;
         TRY(widths(l, c, w, b, first, count));
-        LAUNCH(l, no_places, (unsigned)ceil_div(places, 256), 256, 0, w.place, places);
-        LAUNCH(l, note_columns, (unsigned)ceil_div(entries, 256), 256, 0, c, b, first, count, w.place);
+        LAUNCH(l, fill_words<-1>, (unsigned)ceil_div(places, 256), 256, 0, w.place, places);
+        LAUNCH(l, note_list_places<bf16>, (unsigned)ceil_div(entries, 256), 256, 0, c, b, first, count, w.place, CHUNK,
+               1);
         LAUNCH(l, sum_keys, c.keys, SUM_THREADS, 0, w, c.width, first > 0);
     }
     return ST_OK;

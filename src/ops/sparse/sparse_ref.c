@@ -21,14 +21,6 @@ static double *lse_at(const struct tensor *t, int64_t b, int64_t h, int64_t i)
     return (double *)t->data + b * t->stride[0] + h * t->stride[1] + i;
 }
 
-static double dot(const double *x, const double *y, int64_t n)
-{
-    double sum = 0;
-    for (int64_t c = 0; c < n; c++)
-        sum += x[c] * y[c];
-    return sum;
-}
-
 static void fwd_row(const struct sparse_fwd_args *a, int64_t b, int64_t i, int64_t h)
 {
     int64_t d = a->q.dim[3], n = a->idx.dim[2];
@@ -38,7 +30,7 @@ static void fwd_row(const struct sparse_fwd_args *a, int64_t b, int64_t i, int64
     double *o = q_at(&a->o, b, i, h), max = any ? ((const double *)a->sink.data)[h] : -INFINITY;
     for (int64_t k = 0; k < n; k++)
         if (list[k] >= 0) {
-            max = fmax(max, a->scale * dot(q, key_at(&a->kv, b, list[k]), d));
+            max = fmax(max, a->scale * dot_f64(q, key_at(&a->kv, b, list[k]), d));
             any = true;
         }
     double sum = present(&a->sink) ? exp(((const double *)a->sink.data)[h] - max) : 0;
@@ -48,7 +40,7 @@ static void fwd_row(const struct sparse_fwd_args *a, int64_t b, int64_t i, int64
         if (list[k] < 0)
             continue;
         const double *kv = key_at(&a->kv, b, list[k]);
-        double p = exp(a->scale * dot(q, kv, d) - max);
+        double p = exp(a->scale * dot_f64(q, kv, d) - max);
         sum += p;
         for (int64_t c = 0; c < a->dv; c++)
             o[c] += p * kv[c];
@@ -81,13 +73,14 @@ static void bwd_row(const struct sparse_bwd_args *a, int64_t b, int64_t i, int64
     int64_t d = a->q.dim[3], n = a->idx.dim[2];
     const int32_t *list = list_at(&a->idx, b, i);
     const double *q = q_at(&a->q, b, i, h), *dout = q_at(&a->d_o, b, i, h);
-    double *dq = q_at(&a->dq, b, i, h), delta = dot(dout, q_at(&a->o, b, i, h), a->dv), lse = *lse_at(&a->lse, b, h, i);
+    double *dq = q_at(&a->dq, b, i, h), delta = dot_f64(dout, q_at(&a->o, b, i, h), a->dv),
+           lse = *lse_at(&a->lse, b, h, i);
     for (int64_t k = 0; k < n; k++) {
         if (list[k] < 0)
             continue;
         const double *kv = key_at(&a->kv, b, list[k]);
-        double *dkv = key_at(&a->dkv, b, list[k]), p = exp(a->scale * dot(q, kv, d) - lse);
-        double ds = p * (dot(dout, kv, a->dv) - delta) * a->scale;
+        double *dkv = key_at(&a->dkv, b, list[k]), p = exp(a->scale * dot_f64(q, kv, d) - lse);
+        double ds = p * (dot_f64(dout, kv, a->dv) - delta) * a->scale;
         for (int64_t c = 0; c < d; c++) {
             dq[c] += ds * kv[c];
             dkv[c] += ds * q[c] + (c < a->dv ? p * dout[c] : 0);

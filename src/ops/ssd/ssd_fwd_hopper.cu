@@ -151,7 +151,7 @@ __device__ __forceinline__ void walk_step(const struct walk_args &a, struct walk
     wgmma_wait<0>();
     hold(out);
     hold(left);
-    __syncthreads(); /* M is there, and nobody uses the stage before this one any more */
+    __syncthreads(); /* M is complete, and no thread uses the previous stage any more */
     wgmma_begin();
     by_column<0>(g, x[0], m, 1);
     by_column<1>(g, x[1], m, 0);

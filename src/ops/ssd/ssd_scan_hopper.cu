@@ -97,7 +97,7 @@ template <int N> __device__ __forceinline__ void walk_back(const struct ssd_scan
         int at = k % STAGES;
         barrier_wait(&sh->full[at], k / STAGES % 2);
         scan_step<N>(a, sh->c[at], sh->from_start[at], e, values, b, h, a.s.pieces - 1 - k, col);
-        __syncthreads(); /* nobody uses this stage any more */
+        __syncthreads(); /* no thread uses this stage any more */
         if (threadIdx.x == 0 && k + STAGES < a.s.pieces)
             bring<N>(sh, a, map, b, h, k + STAGES);
     }

@@ -1,5 +1,5 @@
 /* vocab on the GPU: a block for each row; loss terms go to a table of rows and are summed in a fixed order. */
-#include "ops/cuda/kernel.cuh"
+#include "ops/cuda/loss_sum.cuh"
 #include "ops/vocab/vocab.h"
 
 enum { THREADS = 256 };
@@ -83,30 +83,6 @@ static __global__ void __launch_bounds__(THREADS) row_losses(const __grid_consta
     }
 }
 
-static __global__ void __launch_bounds__(THREADS)
-    sum_losses(const float *nll, const int32_t *label, int64_t rows, double *loss, bool add)
-{
-    __shared__ double sums[THREADS], counts[THREADS];
-    double s = 0, n = 0;
-    for (int64_t r = threadIdx.x; r < rows; r += THREADS) {
-        s += (double)nll[r];
-        n += label[r] >= 0;
-    }
-    sums[threadIdx.x] = s;
-    counts[threadIdx.x] = n;
-    for (int d = THREADS / 2; d > 0; d /= 2) {
-        __syncthreads();
-        if ((int)threadIdx.x < d) {
-            sums[threadIdx.x] += sums[threadIdx.x + d];
-            counts[threadIdx.x] += counts[threadIdx.x + d];
-        }
-    }
-    if (threadIdx.x == 0) {
-        loss[0] = (add ? loss[0] : 0) + sums[0];
-        loss[1] = (add ? loss[1] : 0) + counts[0];
-    }
-}
-
 extern "C" int64_t vocab_loss_work_cuda(const struct vocab_loss_args *a)
 {
     return a->z.dim[0] * (int64_t)sizeof(float);
@@ -130,6 +106,7 @@ extern "C" int vocab_loss_cuda(struct lane *l, const struct vocab_loss_args *a)
                           (float)a->z_loss};
     if (rows > 0)
         BY_REAL(a->z.dtype, T, LAUNCH(l, row_losses<T>, (unsigned)rows, THREADS, 0, p));
-    LAUNCH(l, sum_losses, 1, THREADS, 0, p.nll, p.label, rows, (double *)a->loss.data, a->acc_loss);
+    LAUNCH(l, sum_losses<THREADS>, 1, THREADS, 0, p.nll, p.label, rows, (double *)a->loss.data, a->acc_loss,
+           (float *)NULL);
     return ST_OK;
 }

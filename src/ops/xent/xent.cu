@@ -1,7 +1,7 @@
 /* xent on the GPU. For each chunk of rows: logits by cuBLASLt, then one kernel that reads a row of logits once and
  * writes its gradient over it, then the two products of the gradient. Loss terms go to a table of rows, summed at the
  * end in a fixed order. */
-#include "ops/cuda/kernel.cuh"
+#include "ops/cuda/loss_sum.cuh"
 #include "ops/cuda/ptx.cuh"
 #include "ops/colsum/colsum.h"
 #include "ops/gemm/gemm.h"
@@ -253,33 +253,6 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS) softmax_rows(const st
 
 /* ---- the loss -------------------------------------------------------------------------------- */
 
-/* One block, in double: rows by thread, then threads by a tree, always the same. */
-__global__ void __launch_bounds__(SUM_THREADS)
-    sum_loss(const float *nll, const int32_t *label, int64_t rows, double *loss, bool add, float *nll_out)
-{
-    __shared__ double sums[SUM_THREADS], counts[SUM_THREADS];
-    double s = 0, n = 0;
-    for (int64_t r = threadIdx.x; r < rows; r += SUM_THREADS) {
-        s += (double)nll[r];
-        n += label[r] >= 0;
-        if (nll_out != NULL)
-            nll_out[r] = nll[r];
-    }
-    sums[threadIdx.x] = s;
-    counts[threadIdx.x] = n;
-    for (int d = SUM_THREADS / 2; d > 0; d /= 2) {
-        __syncthreads();
-        if ((int)threadIdx.x < d) {
-            sums[threadIdx.x] += sums[threadIdx.x + d];
-            counts[threadIdx.x] += counts[threadIdx.x + d];
-        }
-    }
-    if (threadIdx.x == 0) {
-        loss[0] = (add ? loss[0] : 0) + sums[0];
-        loss[1] = (add ? loss[1] : 0) + counts[0];
-    }
-}
-
 static struct tensor rows_part(const struct tensor *t, int64_t first, int64_t n)
 {
     struct tensor part = *t;
@@ -387,7 +360,7 @@ extern "C" int xent_cuda(struct lane *l, const struct xent_args *a)
     if (rows == 0 && present(&a->dbias) && !a->acc_dbias)
         TRY(cuda_status(l->err, (int)cudaMemsetAsync(a->dbias.data, 0, (size_t)tensor_bytes(&a->dbias), stream_of(l)),
                         "clearing dbias"));
-    LAUNCH(l, sum_loss, 1, SUM_THREADS, 0, (const float *)((char *)a->work.data + w.nll),
+    LAUNCH(l, sum_losses<SUM_THREADS>, 1, SUM_THREADS, 0, (const float *)((char *)a->work.data + w.nll),
            (const int32_t *)a->label.data, rows, (double *)a->loss.data, a->acc_loss, (float *)a->nll.data);
     return ST_OK;
 }

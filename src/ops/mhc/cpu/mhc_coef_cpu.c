@@ -48,7 +48,7 @@ static void choose_soon(const struct project_ahead *a, int64_t first, int64_t ti
     }
 }
 
-/* Rows that a tile lacks are others again: what a token gets does not depend on who shares its tile. */
+/* A tile that is not full repeats rows: the result of a token does not depend on the other tokens of its tile. */
 void CPU_NAME(mhc_project_group)(const struct tensor *x, const struct tensor *w, int64_t first, int64_t count,
                                  float *const *p, const struct project_ahead *ahead)
 {

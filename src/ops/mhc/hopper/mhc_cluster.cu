@@ -30,20 +30,21 @@
  * beside the streams, but always fewer than the rounding of y has cost before (both grow: 1e-7 k^2 against 1e-4 k,
  * where h is smaller by k; beyond k = 1000 h has no digits left anyway).
  *
- * Why nothing is overwritten or waits for ever. Every barrier below has one round a tile (or one a tile of its stage,
- * slot, buffer of records or batch), and who arrives in a round (of warps, all threads) has waited for the one before:
+ * Why nothing is overwritten and nothing waits forever. Every barrier below has one round a tile (or one a tile of its
+ * stage, slot, buffer of records or batch), and whatever arrives in a round (of warps, all threads) has waited for the
+ * one before:
  *   full     loader and its bytes -> workers              formed   8 workers, y is in the stage -> finishers
  *   gated    openers of all blocks -> finishers           finished 4 finishers, h is in the stage and y read out -> loader
  *   summed   8 workers, records are written -> sender     taken    sender -> workers, may write records of the next tile but one
  *   batched  opener and sender -> closer                  closed   closer, batch is in registers -> opener and sender
  *   received, kept, credit: mhc_cluster.cuh; opener and sender are the receivers, of what h needs and of the rest, in
  *   the same slots
- * Nobody can miss a round: the next but one of any barrier needs an arrival that its waiters make, or make possible,
+ * No waiter can miss a round: the next but one of any barrier needs an arrival that its waiters make, or make possible,
  * after they have seen this one. The gates of a stage need no credit: those of tile k + STAGES are made from sums of
  * workers, of every block, that waited for the stage, so for finishers that are done with tile k. A tile depends on
  * earlier tiles only (on a free stage, on room at the receivers), and all blocks of a cluster have the same tiles: so
- * the oldest tile that is not done can always go on. Only a batch waits for a later tile: its last products are taken
- * after the sums of the next tile are sent, for which nobody needs that batch.
+ * the oldest tile that is not done can always run. Only a batch waits for a later tile: its last products are taken
+ * after the sums of the next tile are sent, which does not need that batch.
  *
  * With dropout and in two passes one register is spilled (4 bytes): 208 are all a worker can have. */
 #include "ops/mhc/hopper/mhc_cluster_exchange.cuh"
@@ -396,7 +397,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             close_tiles(a, s, rank);
     }
     __syncwarp();
-    cluster_sync(); /* nobody leaves while others send to it */
+    cluster_sync(); /* no block leaves while others send to it */
 #endif
 }
 

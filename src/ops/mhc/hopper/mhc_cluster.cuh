@@ -60,8 +60,8 @@ INLINE void exchange_init(uint64_t *received, uint64_t *credit, int slots, int b
     for (int i = 0; i < slots; i++)
         barrier_expect(&received[i], bytes);
 }
-/* Parity of round k of a ring of so many: for who waits for its k-th item; and for who waits until the item before in
- * the same place is gone (k >= many). */
+/* Parity of round k of a ring of `many` places: for threads that wait for its k-th item; and for those that wait until
+ * the previous item in the same place has been taken (k >= many). */
 INLINE uint32_t round_of(int k, int many) { return (uint32_t)(k / many & 1); }
 INLINE uint32_t round_before(int k, int many) { return round_of(k, many) ^ 1; }
 

@@ -156,8 +156,8 @@ INLINE struct stage stage_of(struct bwd_shared *s, int group, int n)
     return st;
 }
 
-/* Workers of a group -> helpers: a tile is done. A stage is filled again only after its helpers have met there, so that
- * nobody comes twice before. */
+/* Workers of a group -> helpers: a tile is done. A stage is refilled only after its helpers have met there, so that no
+ * thread arrives twice before. */
 INLINE int done_barrier(int group, int n) { return DONE_BARRIER + group * STAGES + n; }
 
 struct bwd_maps {
@@ -554,7 +554,7 @@ static void divide_rows(const struct mhc_boundary_bwd_args *b, struct carve *c, 
     w->operands = (uint4 *)carve_bytes(c, b->dx.dim[1] / CL_N / CL_COLS * W_BYTES);
     w->records = carve_floats(c, b->dx.dim[0] * RECORD);
 }
-/* What can be made before: the same, and dz. */
+/* The part that can be made before dh is known: the same, and dz. */
 static int64_t divide_ready(const struct mhc_boundary_bwd_args *b, struct pass_work *w)
 {
     struct carve c = {(char *)b->ready.data, 0};

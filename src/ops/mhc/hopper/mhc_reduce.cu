@@ -12,7 +12,7 @@
 enum {
     TOKENS = 16, /* of a tile */
     STAGES = 5,
-    BEHIND = 2, /* a stage is filled again when its tile is so many tiles back: then nobody has to be waited for */
+    BEHIND = 2, /* a stage is refilled when its tile is so many tiles back: then no wait is needed */
     BLOCKS = CL_COLS / 64,
     WARPS = CL_N * BLOCKS,
     THREADS = 32 * WARPS,

@@ -179,8 +179,7 @@ static __global__ void __launch_bounds__(MHC_THREADS) first_dx(const __grid_cons
         all += pre[i];
     }
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.d; c += (int64_t)blockDim.x * VEC) {
-        struct packed in[streams<N>::MAX] = {
-        };
+        packed in[streams<N>::MAX] = {};
         float v[VEC], u[VEC], out[VEC], sum[VEC], gain[VEC];
         if (dy != NULL)
             UNROLLED (i, n)

@@ -8,7 +8,8 @@ template <int N> struct mixer {
     float v[N > 0 ? N *N : 1];
     const float *res;
 };
-template <int N> INLINE struct mixer<N> mixer_of(const float *res, bool profile_d) {
+template <int N> INLINE mixer<N> mixer_of(const float *res, bool profile_d)
+{
     struct mixer<N> m;
     m.res = res;
     if constexpr (N > 0)
@@ -16,7 +17,8 @@ template <int N> INLINE struct mixer<N> mixer_of(const float *res, bool profile_
             UNROLLED (j, N)
                 m.v[i * N + j] = profile_d ? res[j * N + i] : res[i * N + j];
     return m;
-} template <int N> INLINE float mix(const struct mixer<N> &m, bool profile_d, int n, int i, int j)
+}
+template <int N> INLINE float mix(const struct mixer<N> &m, bool profile_d, int n, int i, int j)
 {
     if constexpr (N > 0)
         return m.v[i * N + j];
@@ -27,14 +29,16 @@ template <int N> struct gates {
     float v[N > 0 ? N : 1];
     const float *from;
 };
-template <int N> INLINE struct gates<N> gates_of(const float *from) {
+template <int N> INLINE gates<N> gates_of(const float *from)
+{
     struct gates<N> g;
     g.from = from;
     if constexpr (N > 0)
         UNROLLED (i, N)
             g.v[i] = from[i];
     return g;
-} template <int N> INLINE float gate(const struct gates<N> &g, int i)
+}
+template <int N> INLINE float gate(const struct gates<N> &g, int i)
 {
     if constexpr (N > 0)
         return g.v[i];
@@ -177,7 +181,8 @@ template <int N> struct weights {
     float v[N > 0 ? N : 1];
     bool same;
 };
-template <int N> INLINE struct weights<N> weights_of(const struct weight_args &w, int64_t row, int n, float *shared) {
+template <int N> INLINE weights<N> weights_of(const struct weight_args &w, int64_t row, int n, float *shared)
+{
     struct weights<N> out;
     out.same = w.pre.data == NULL && w.m.data == NULL;
     if constexpr (N > 0) {
@@ -192,7 +197,8 @@ template <int N> INLINE struct weights<N> weights_of(const struct weight_args &w
         }
     }
     return out;
-} template <int N> INLINE float weight(const struct weights<N> &w, const float *shared, int i)
+}
+template <int N> INLINE float weight(const struct weights<N> &w, const float *shared, int i)
 {
     if constexpr (N > 0)
         return w.v[i];

@@ -133,10 +133,9 @@ template <int N> struct row_coef {
     const float *pre_at, *post_at, *res_at;
     float rstd, m, scale;
 };
-template <int N, bool OPENS, bool CLOSES>
-INLINE struct row_coef<N> row_coef_of(const struct mix_bwd_args &a, int64_t row) {
-    struct row_coef<N> k = {
-    };
+template <int N, bool OPENS, bool CLOSES> INLINE row_coef<N> row_coef_of(const struct mix_bwd_args &a, int64_t row)
+{
+    row_coef<N> k = {};
     if (OPENS) {
         k.pre_at = at<float>(a.pre, row);
         k.rstd = number_at(a.rstd, row, 0);
@@ -159,7 +158,8 @@ INLINE struct row_coef<N> row_coef_of(const struct mix_bwd_args &a, int64_t row)
         }
     }
     return k;
-} template <int N> INLINE float pre_of(const struct row_coef<N> &k, int i)
+}
+template <int N> INLINE float pre_of(const struct row_coef<N> &k, int i)
 {
     if constexpr (N > 0)
         return k.pre[i];

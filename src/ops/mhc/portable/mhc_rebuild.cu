@@ -66,16 +66,17 @@ template <int N> struct mix_row {
     float v[N > 0 ? N : 1];
     const float *from;
 };
-template <int N> INLINE struct mix_row<N> mix_row_of(const float *coef, int n, int i) {
-    struct mix_row<N> m = {
-    };
+template <int N> INLINE mix_row<N> mix_row_of(const float *coef, int n, int i)
+{
+    mix_row<N> m = {};
     m.from = coef + i * n;
     if constexpr (N == 4) {
         float4 v = *(const float4 *)m.from;
         m.v[0] = v.x, m.v[1] = v.y, m.v[2] = v.z, m.v[3] = v.w;
     }
     return m;
-} template <int N> INLINE float weight_of(const struct mix_row<N> &m, int j)
+}
+template <int N> INLINE float weight_of(const struct mix_row<N> &m, int j)
 {
     if constexpr (N == 4)
         return m.v[j];

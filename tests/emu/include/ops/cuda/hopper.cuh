@@ -136,7 +136,6 @@ template <int N> static inline void registers_up(void)
 
 /* ---- shared memory, by address --------------------------------------------------------------- */
 
-static inline uint4 load_again(const void *p) { return *(const uint4 *)p; }
 static inline void store_matrices(uint32_t row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
 {
     uint32_t give[5] = {row, r0, r1, r2, r3};
