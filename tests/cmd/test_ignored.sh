@@ -69,6 +69,12 @@ ok "that is silent" test "$(grep -c 'note:' err)" -eq 0
 ok "what latent attention cannot do is an error" fails 2 'latent attention (+) cannot do what model.attn_gate = on says' \
     "$BRAID" plan "$tiny" --model.pattern=+- --model.attn_gate=on
 ok "experts to share are needed" fails 2 'no layer of model.pattern has experts' "$BRAID" plan "$tiny" --parallel.ranks=2 --parallel.ep=2
+# A stage that has none of what a list means asks the whole model, as a run does that writes its first checkpoint.
+stages() { "$BRAID" plan "$tiny" --parallel.ranks=2 --parallel.pp=2 "$@"; }
+ok "a key that FP8 keeps exists on some stage" fails 2 "gpu.fp8_keep: 'nothing' matches" stages --gpu.precision=fp8 --gpu.fp8_keep=nothing
+ok "FP8 reaches a layer of some stage" fails 2 'no linear layer' stages --gpu.precision=fp8 --gpu.fp8_keep='*'
+ok "one stage without it is none of a mistake" runs stages --gpu.precision=fp8 --gpu.fp8_keep='decoder.layers.0.*,decoder.layers.1.*'
+ok "offloading moves something on some stage" fails 2 'moves nothing' stages --plan.offload='*'
 for f in "$root"/configs/*.ini; do
     ok "$(basename "$f") asks for nothing in vain" runs "$BRAID" plan "$f"
     ok "as its plan says" test "$(grep -c 'note:' err)" -eq 0
