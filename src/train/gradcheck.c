@@ -148,9 +148,11 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
                       void (*visit)(void *, const struct model_check_row *), void *ctx, double *worst, struct err *e)
 {
     struct model_plan *plans[] = {&c->train};
-    struct model_plan_opts o = {
-        .name = "gradcheck", .mode = BUILD_TRAIN, .batch = cfg->train.micro_batch, .seq = cfg->train.seq,
-        .want_logits = cfg->train.z_loss > 0};
+    struct model_plan_opts o = {.name = "gradcheck",
+                                .mode = BUILD_TRAIN,
+                                .batch = cfg->train.micro_batch,
+                                .seq = cfg->train.seq,
+                                .want_logits = cfg->train.z_loss > 0};
     double loss, *saved = NULL;
     TRY(routes_refuse(cfg, "gradcheck", e));
     if (cfg->gpu.precision == CFG_PRECISION_FP8) {
@@ -160,7 +162,8 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
         return err_hint(e, "leave gpu.precision away; `braid grads` compares gradients of devices and precisions");
     }
     if (cfg->train.z_loss > 0 && strchr(cfg->model.pattern, '/') != NULL) {
-        err_set(e, ST_USAGE, "gradcheck: train.z_loss is part of gradients but of no loss that prediction depths report");
+        err_set(e, ST_USAGE,
+                "gradcheck: train.z_loss is part of gradients but of no loss that prediction depths report");
         return err_hint(e, "leave train.z_loss out, or check a pattern without prediction depths (/)");
     }
     TRY(dev_open(&c->dev, DEV_REF, 1, e));
