@@ -201,4 +201,10 @@ ok "another number of positions: the tensor is named" refused "wpe.weight' is F3
 shards
 rm "$second"
 ok "a missing shard: the tensor and its file are named" refused 'should be in model-00002-of-'
+ok "a run whose embedding has rows that no text needs" runs train --train.steps=2 --train.warmup=0 --model.vocab=257 --model.vocab_multiple=8 --run.dir="$dir/rows"
+ok "is exported with all of them" runs "$BRAID" export "$dir/rows" "$dir/rows-hf" --dtype=f32
+ok "as a folder that is read again" prints '^imported llama' "$BRAID" import "$dir/rows-hf" "$dir/rows-again"
+loss_of() { "$BRAID" eval "$1" --data.valid="$book" --train.seq=32 --train.micro_batch=2 --run.threads=1 | grep loss; }
+ok "with the same loss" test "$(loss_of "$dir/rows")" = "$(loss_of "$dir/rows-again")"
+ok "and for Megatron, which counts them, too" sh -c "'$BRAID' export '$dir/rows' '$dir/rows-m' --format=megatron >/dev/null && grep -q '\"padded_vocab_size\": 264' '$dir/rows-m/megatron.json'"
 finish
