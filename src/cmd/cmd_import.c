@@ -244,8 +244,8 @@ static int to_megatron(const struct ckpt *from, const struct config *c, const st
     return st;
 }
 
-/* Other programs know one number of tokens, that of the embedding's rows; those that model.vocab_multiple adds are trained
- * like the rest, and part of every softmax. */
+/* Other programs know one number of tokens, that of the embedding's rows; those that model.vocab_multiple adds are
+ * trained like the rest, and part of every softmax. */
 static void count_all_tokens(struct config_model *m)
 {
     m->vocab = padded_vocab(m);
