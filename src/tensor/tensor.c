@@ -115,7 +115,7 @@ static struct tensor offset(struct tensor t, int64_t elems)
     return t;
 }
 
-/* Of a tensor that is not there (a gradient outside of training) every view is not there either. */
+/* A view of an absent tensor (a gradient outside of training) is absent, too. */
 struct tensor tensor_cols(const struct tensor *t, int64_t first, int64_t n)
 {
     if (t->rank == 0)

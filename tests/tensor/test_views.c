@@ -2,7 +2,7 @@
 #include "support.h"
 #include "tensor/tensor.h"
 
-/* Layers take views of gradients that only training has: elsewhere the tensor is all zero, and so must its views be. */
+/* Layers take views of gradients that only training has. Elsewhere the tensor is all zero, and so must its views be. */
 static void an_absent_tensor_has_absent_views(void **state)
 {
     (void)state;
