@@ -64,6 +64,11 @@ ok "that is one line" test "$(grep -c 'note: model.gdn_conv' err)" -eq 1
 ok "not when quiet" runs train --model.gdn_conv=3 --train.steps=1 --train.warmup=0
 ok "that is no line" test "$(grep -c 'note:' err)" -eq 0
 ok "plan says it, too" says 'note: model.gdn_conv' "$BRAID" plan "$tiny" --model.gdn_conv=3
+ok "sizes of stages that are not there are no mistake beside cuts, in a plan as in a run" says 'note: parallel.first_layers' \
+    "$BRAID" plan "$tiny" --model.pattern='*-|*-' --parallel.first_layers=1
+ok "virtual stages without cuts say what they need" fails 2 'cut it into parallel.pp' \
+    "$BRAID" plan "$tiny" --parallel.ranks=2 --parallel.pp=2 --parallel.vpp=2
+ok "and without stages" fails 2 'leave parallel.vpp out' "$BRAID" plan "$tiny" --parallel.vpp=2
 ok "an option that counts is none" runs "$BRAID" plan "$tiny" --model.attn_window=3
 ok "that is silent" test "$(grep -c 'note:' err)" -eq 0
 ok "what latent attention cannot do is an error" fails 2 'latent attention (+) cannot do what model.attn_gate = on says' \
