@@ -244,6 +244,14 @@ static int to_megatron(const struct ckpt *from, const struct config *c, const st
     return st;
 }
 
+/* Other programs know one number of tokens, that of the embedding's rows; those that model.vocab_multiple adds are
+ * trained like the rest, and part of every softmax. */
+static void count_all_tokens(struct config_model *m)
+{
+    m->vocab = padded_vocab(m);
+    m->vocab_multiple = 1;
+}
+
 static int run_export(struct config *c, struct ckpt **from, int argc, char **argv, struct err *e)
 {
     struct config_extra extra[] = {
@@ -267,6 +275,7 @@ static int run_export(struct config *c, struct ckpt **from, int argc, char **arg
     t.opts.path = args.positional[1];
     TRY(cmd_open_checkpoint(c, &args, from, e));
     TRY(cmd_finish(c, e));
+    count_all_tokens(&c->model);
     if (t.gguf) {
         TRY(export_gguf(*from, c, &t.opts, t.type, e));
         printf("exported as GGUF: %s\n", t.opts.path);

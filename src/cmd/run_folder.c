@@ -20,7 +20,8 @@ static bool harmless(const char *name)
     for (int i = 0; i < countof(ends); i++)
         if (str_ends(name, ends[i]))
             return true;
-    return name[0] == '.' || strcmp(name, "lock") == 0 || strcmp(name, "tb") == 0 || strcmp(name, "report.html") == 0;
+    return name[0] == '.' || strcmp(name, "lock") == 0 || strcmp(name, "tb") == 0 || strcmp(name, "report.html") == 0 ||
+           strcmp(name, "tokens") == 0; /* text that a run prepared which was refused then */
 }
 
 int cmd_check_run_folder(const struct config *c, struct err *e)

@@ -177,8 +177,8 @@ static int each_line(const struct text_part *p, struct jsonl_bad *bad, line_fn f
         }
         if (!bad->skip) {
             err_set(e, ST_CORRUPT, "%s, line %lld: %s", p->path, (long long)line, why);
-            return err_hint(e, "--field names the member that holds the text; --skip-bad leaves "
-                               "such lines out and counts them");
+            return err_hint(e, "--data.field names the member that holds the text; `braid data tokenize --skip-bad` "
+                               "leaves such lines out and counts them");
         }
     }
     return ST_OK;

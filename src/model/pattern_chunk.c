@@ -73,7 +73,7 @@ static int auto_split(const struct pattern *p, const struct pattern_place *at, s
     if (given(at->vp)) {
         out->error = PATTERN_VPP_NO_PIPE;
         err_set(e, ST_USAGE, "Virtual pipeline parallelism needs a model.pattern with '|' between its stages");
-        return ST_USAGE;
+        return err_hint(e, "cut it into parallel.pp * parallel.vpp segments, or leave parallel.vpp out");
     }
     if (given(at->first_layers) || given(at->last_layers))
         TRY(uneven_slice(p, at, &s, &out->error, e));
@@ -123,9 +123,10 @@ int pattern_choose(const struct pattern *p, const struct pattern_place *at, stru
     int64_t index = (given(at->vp) ? at->vp : 0) * (int64_t)at->pp_size + at->pp_rank;
     if (index >= p->n_segments) {
         out->error = PATTERN_SEG_RANGE;
-        return err_set(e, ST_USAGE,
-                       "segment %lld of model.pattern (rank %d, virtual stage %d) is out of range: it has %d",
-                       (long long)index, at->pp_rank, at->vp, p->n_segments);
+        err_set(e, ST_USAGE, "segment %lld of model.pattern (rank %d, virtual stage %d) is out of range: it has %d",
+                (long long)index, at->pp_rank, at->vp, p->n_segments);
+        return err_hint(e, "parallel.pp * parallel.vpp segments are needed, with | between them; or leave parallel.vpp "
+                           "out");
     }
     out->part = p->segments[index];
     return ST_OK;

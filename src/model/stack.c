@@ -383,23 +383,7 @@ static int declare_plan(struct model *m, struct model_plan *mp, const struct mod
     return ST_OK;
 }
 
-/* A word that means nothing to this rank's part of the model must mean something to the whole. */
-static int check_on_whole(const struct model *m, const struct model_plan_opts *o, struct err *e)
-{
-    struct model whole;
-    struct model_plan plan = {0};
-    int st = model_init(&whole, m->cfg, m->dev, e);
-    whole.mesh.cp = m->mesh.cp; /* it brings slots of its own */
-    whole.mesh.cp_rank = m->mesh.cp_rank;
-    if (st == ST_OK)
-        st = declare_plan(&whole, &plan, o, e);
-    for (int i = 0; st == ST_OK && i < whole.policy.n_words; i++)
-        if (policy_mark(&whole.policy.words[i], &plan.g) == 0)
-            st = policy_unknown(&whole.policy.words[i], &plan.g, e);
-    model_plan_release(&plan);
-    model_release(&whole);
-    return st;
-}
+static int on_whole(const struct model *m, const struct model_plan_opts *o, struct err *e);
 
 static int apply_policy(const struct model *m, struct graph *g, const struct model_plan_opts *o, struct err *e)
 {
@@ -411,7 +395,7 @@ static int apply_policy(const struct model *m, struct graph *g, const struct mod
             return policy_unknown(w, g, e);
         missing |= unknown;
     }
-    return missing ? check_on_whole(m, o, e) : ST_OK;
+    return missing ? on_whole(m, o, e) : ST_OK;
 }
 
 static int settle_replays(const struct model *m, struct model_plan *mp, struct err *e)
@@ -449,15 +433,14 @@ static int order_plan(const struct model *m, struct model_plan *mp, const struct
     return schedule_step(&mp->g, &s, out, e);
 }
 
-/* FP8 that reaches no layer, and a glob that keeps none, are mistakes. A stage of a pipeline sees
- * its own layers only. */
+/* FP8 that reaches no layer, and a glob that keeps none, are mistakes. */
 static int check_codes(const struct model *m, struct err *e)
 {
     char word[192];
-    bool some = m->mesh.pp > 1;
+    bool some = false;
     for (int k = 0; k < m->params.n; k++)
         some |= m->params.list[k].p.codes;
-    for (const char *p = m->cfg->gpu.fp8_keep; *p != '\0' && m->mesh.pp == 1;) {
+    for (const char *p = m->cfg->gpu.fp8_keep; *p != '\0';) {
         size_t n = strcspn(p, ", ");
         bool found = n == 0;
         snprintf(word, sizeof word, "%.*s", (int)n, p);
@@ -476,12 +459,40 @@ static int check_codes(const struct model *m, struct err *e)
                        "not name all of them");
 }
 
-/* A stage of a pipeline may have none of the layers that are meant. */
-static int offload(const struct model *m, struct graph *g, struct order *order, struct err *e)
+static int codes_reach_layers(const struct model *m, const struct model_plan_opts *o, struct err *e)
+{
+    struct err part = {0};
+    if (m->mesh.pp > 1 && check_codes(m, &part) != ST_OK)
+        return on_whole(m, o, e);
+    return m->mesh.pp > 1 ? ST_OK : check_codes(m, e);
+}
+
+static int offload(const struct model *m, struct graph *g, struct order *order, const struct model_plan_opts *o,
+                   struct err *e)
 {
     struct offload_count count;
     TRY(order_offload(g, order, m->cfg->plan.offload_min, &count, e));
-    return count.named > 0 && count.slots == 0 && m->mesh.pp == 1 ? policy_moves_nothing(m->cfg, &count, e) : ST_OK;
+    if (count.named == 0 || count.slots > 0)
+        return ST_OK;
+    return m->mesh.pp > 1 ? on_whole(m, o, e) : policy_moves_nothing(m->cfg, &count, e);
+}
+
+/* A stage of a pipeline may have none of the layers that a list means, and none whose sizes suit FP8. Then the whole
+ * model decides: the same one without stages, planned on paper. */
+static int on_whole(const struct model *m, const struct model_plan_opts *o, struct err *e)
+{
+    struct model whole;
+    struct model_plan plan = {0};
+    struct model_plan_opts opts = *o;
+    int st = model_init(&whole, m->cfg, m->dev, e);
+    whole.mesh.cp = m->mesh.cp; /* it brings slots of its own */
+    whole.mesh.cp_rank = m->mesh.cp_rank;
+    opts.n_micro = 1;
+    if (st == ST_OK)
+        st = model_plan_build(&whole, &plan, &opts, e);
+    model_plan_release(&plan);
+    model_release(&whole);
+    return st;
 }
 
 int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
@@ -489,7 +500,7 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
     TRY(declare_plan(m, mp, o, e));
     graph_trim(&mp->g);
     if (m->cfg->gpu.precision == CFG_PRECISION_FP8 && o->mode == BUILD_TRAIN)
-        TRY(check_codes(m, e));
+        TRY(codes_reach_layers(m, o, e));
     if (o->mode == BUILD_TRAIN) {
         TRY(apply_policy(m, &mp->g, o, e));
         TRY(settle_replays(m, mp, e));
@@ -500,7 +511,7 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
     if (st == ST_OK)
         st = order_prefetch(&mp->g, &order, e);
     if (st == ST_OK && o->mode == BUILD_TRAIN)
-        st = offload(m, &mp->g, &order, e);
+        st = offload(m, &mp->g, &order, o, e);
     if (st == ST_OK)
         st = plan_build(&mp->p, o->name, &mp->g, &order, e);
     if (st == ST_OK && o->mode == BUILD_TRAIN)

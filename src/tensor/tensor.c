@@ -115,8 +115,11 @@ static struct tensor offset(struct tensor t, int64_t elems)
     return t;
 }
 
+/* A view of an absent tensor (a gradient outside of training) is absent, too. */
 struct tensor tensor_cols(const struct tensor *t, int64_t first, int64_t n)
 {
+    if (t->rank == 0)
+        return *t;
     struct tensor v = offset(*t, first * t->stride[t->rank - 1]);
     v.dim[t->rank - 1] = n;
     return v;
@@ -124,6 +127,8 @@ struct tensor tensor_cols(const struct tensor *t, int64_t first, int64_t n)
 
 struct tensor tensor_rows(const struct tensor *t, int64_t first, int64_t n)
 {
+    if (t->rank == 0)
+        return *t;
     struct tensor v = offset(*t, first * t->stride[0]);
     v.dim[0] = n;
     return v;
@@ -132,6 +137,8 @@ struct tensor tensor_rows(const struct tensor *t, int64_t first, int64_t n)
 struct tensor tensor_split_last(const struct tensor *t, int64_t a, int64_t b)
 {
     struct tensor v = *t;
+    if (t->rank == 0)
+        return v;
     int last = t->rank - 1;
     v.rank = t->rank + 1;
     v.dim[last] = a;
@@ -144,6 +151,8 @@ struct tensor tensor_split_last(const struct tensor *t, int64_t a, int64_t b)
 struct tensor tensor_split_first(const struct tensor *t, int64_t a, int64_t b)
 {
     struct tensor v = *t;
+    if (t->rank == 0)
+        return v;
     v.rank = t->rank + 1;
     for (int i = t->rank; i > 1; i--) {
         v.dim[i] = t->dim[i - 1];

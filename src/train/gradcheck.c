@@ -33,6 +33,26 @@ static int fill_batch(struct checker *c, const struct config *cfg, uint64_t seed
     return ST_OK;
 }
 
+/* What train.z_loss adds, which the loss that is reported leaves out: the squared log-sum-exp of each labelled row. */
+static double z_term(const struct checker *c, const struct config *cfg)
+{
+    double sum = 0;
+    if (cfg->train.z_loss == 0)
+        return 0;
+    struct tensor z = model_slot(&c->model, &c->train, c->train.logits);
+    for (int64_t r = 0; r < c->rows; r++) {
+        const double *row = (const double *)z.data + r * z.dim[1];
+        double max = row[0], exps = 0;
+        for (int64_t v = 1; v < z.dim[1]; v++)
+            max = fmax(max, row[v]);
+        for (int64_t v = 0; v < z.dim[1]; v++)
+            exps += exp(row[v] - max);
+        double lse = max + log(exps);
+        sum += c->labels[r] >= 0 ? lse * lse : 0;
+    }
+    return cfg->train.z_loss * c->scale[0] * sum;
+}
+
 /* What the parameter with this key is trained by: a loss may be detached from the rest of the model. */
 static int loss_of(struct checker *c, const char *key, double *loss, struct err *e)
 {
@@ -48,7 +68,7 @@ static int loss_of(struct checker *c, const char *key, double *loss, struct err 
                            .doc_start = c->doc};
     TRY(exec_run(&c->exec, &c->train.p, &run, e));
     struct tensor slot = model_slot(&c->model, &c->train, c->train.loss);
-    *loss = ((const double *)slot.data)[0] * c->scale[0];
+    *loss = ((const double *)slot.data)[0] * c->scale[0] + z_term(c, c->model.cfg);
     for (int k = 0; k < c->train.n_mtp; k++) {
         slot = model_slot(&c->model, &c->train, c->train.mtp_loss[k]);
         *loss += ((const double *)slot.data)[0] * c->scale[k + 1];
@@ -128,8 +148,11 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
                       void (*visit)(void *, const struct model_check_row *), void *ctx, double *worst, struct err *e)
 {
     struct model_plan *plans[] = {&c->train};
-    struct model_plan_opts o = {
-        .name = "gradcheck", .mode = BUILD_TRAIN, .batch = cfg->train.micro_batch, .seq = cfg->train.seq};
+    struct model_plan_opts o = {.name = "gradcheck",
+                                .mode = BUILD_TRAIN,
+                                .batch = cfg->train.micro_batch,
+                                .seq = cfg->train.seq,
+                                .want_logits = cfg->train.z_loss > 0};
     double loss, *saved = NULL;
     TRY(routes_refuse(cfg, "gradcheck", e));
     if (cfg->gpu.precision == CFG_PRECISION_FP8) {
@@ -137,6 +160,11 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
             e, ST_USAGE,
             "gradcheck: with gpu.precision = fp8 the loss is a staircase, which has no differences to compare with");
         return err_hint(e, "leave gpu.precision away; `braid grads` compares gradients of devices and precisions");
+    }
+    if (cfg->train.z_loss > 0 && strchr(cfg->model.pattern, '/') != NULL) {
+        err_set(e, ST_USAGE,
+                "gradcheck: train.z_loss is part of gradients but of no loss that prediction depths report");
+        return err_hint(e, "leave train.z_loss out, or check a pattern without prediction depths (/)");
     }
     TRY(dev_open(&c->dev, DEV_REF, 1, e));
     TRY(model_init(&c->model, cfg, &c->dev, e));

@@ -14,8 +14,8 @@ int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e)
                              .tp = (int)c->tp,
                              .cp = (int)c->cp,
                              .etp = (int)c->etp,
-                             .first_layers = (int)c->first_layers,
-                             .last_layers = (int)c->last_layers,
+                             .first_layers = c->pp > 1 ? (int)c->first_layers : 0,
+                             .last_layers = c->pp > 1 ? (int)c->last_layers : 0,
                              .zero = (int)c->zero,
                              .loop_dp = c->loop_axis == CFG_LOOP_DP};
     /* Fewer groups of keys and values than ranks: several share one. */

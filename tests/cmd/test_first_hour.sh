@@ -85,6 +85,12 @@ ok "so is a run inside the data" fails 2 'lies in the data folder' "$BRAID" trai
 ok "and nothing is made there" test ! -e papers/sub/run
 ok "a file is no run folder" fails 2 'is a file, and a run is a folder' train --run.dir="$book"
 ok "a launcher's log is no hindrance" runs train --run.dir=mine
+for _ in $(seq 90); do echo '{"text": "a line of JSON that becomes a document"}'; done >lines.jsonl
+odd() { "$BRAID" train "$tiny" --data.train=lines.jsonl --run.dir=odd --run.threads=1 --run.quiet=on "$@"; }
+ok "a run whose second stage is refused when its text is prepared" fails 2 'cannot be shared by 2 ranks' odd --model.pattern=--G- \
+    --model.gdn_value_heads=1 --model.gdn_value_dim=4 --parallel.ranks=4 --parallel.pp=2 --parallel.tp=2
+ok "leaves a folder with that text" test -d odd/tokens
+ok "in which the next one starts" runs odd
 cp -r a gone
 rm -r gone/checkpoints
 ok "a run whose checkpoints are gone starts with its options" says 'a new run with the options of gone/config.ini' "$BRAID" train --run.dir=gone

@@ -64,11 +64,22 @@ ok "that is one line" test "$(grep -c 'note: model.gdn_conv' err)" -eq 1
 ok "not when quiet" runs train --model.gdn_conv=3 --train.steps=1 --train.warmup=0
 ok "that is no line" test "$(grep -c 'note:' err)" -eq 0
 ok "plan says it, too" says 'note: model.gdn_conv' "$BRAID" plan "$tiny" --model.gdn_conv=3
+ok "sizes of stages that are not there are no mistake beside cuts, in a plan as in a run" says 'note: parallel.first_layers' \
+    "$BRAID" plan "$tiny" --model.pattern='*-|*-' --parallel.first_layers=1
+ok "virtual stages without cuts say what they need" fails 2 'cut it into parallel.pp' \
+    "$BRAID" plan "$tiny" --parallel.ranks=2 --parallel.pp=2 --parallel.vpp=2
+ok "and without stages" fails 2 'leave parallel.vpp out' "$BRAID" plan "$tiny" --parallel.vpp=2
 ok "an option that counts is none" runs "$BRAID" plan "$tiny" --model.attn_window=3
 ok "that is silent" test "$(grep -c 'note:' err)" -eq 0
 ok "what latent attention cannot do is an error" fails 2 'latent attention (+) cannot do what model.attn_gate = on says' \
     "$BRAID" plan "$tiny" --model.pattern=+- --model.attn_gate=on
 ok "experts to share are needed" fails 2 'no layer of model.pattern has experts' "$BRAID" plan "$tiny" --parallel.ranks=2 --parallel.ep=2
+# A stage that has none of what a list means asks the whole model, as a run does that writes its first checkpoint.
+stages() { "$BRAID" plan "$tiny" --parallel.ranks=2 --parallel.pp=2 "$@"; }
+ok "a key that FP8 keeps exists on some stage" fails 2 "gpu.fp8_keep: 'nothing' matches" stages --gpu.precision=fp8 --gpu.fp8_keep=nothing
+ok "FP8 reaches a layer of some stage" fails 2 'no linear layer' stages --gpu.precision=fp8 --gpu.fp8_keep='*'
+ok "one stage without it is none of a mistake" runs stages --gpu.precision=fp8 --gpu.fp8_keep='decoder.layers.0.*,decoder.layers.1.*'
+ok "offloading moves something on some stage" fails 2 'moves nothing' stages --plan.offload='*'
 for f in "$root"/configs/*.ini; do
     ok "$(basename "$f") asks for nothing in vain" runs "$BRAID" plan "$f"
     ok "as its plan says" test "$(grep -c 'note:' err)" -eq 0

@@ -240,4 +240,11 @@ changed mamba2 's/"layer_norm_epsilon": 1e-05/"layer_norm_epsilon": 1e-06/'
 ok "another epsilon in Mamba-2 layers" refused 'layer_norm_epsilon = 1'
 ok "a model that rotates half of each head" runs train --model.pattern='[*-]' --model.rope_percent=0.5 --train.steps=1 --train.warmup=0 --run.dir="$dir/half"
 ok "is no llama" fails 1 'this family rotates whole heads' "$BRAID" export "$dir/half" "$dir/none" --family=llama
+
+ok "a run whose embedding has rows that no text needs" runs train --train.steps=2 --train.warmup=0 --model.vocab=257 --model.vocab_multiple=8 --run.dir="$dir/rows"
+ok "is exported with all of them" runs "$BRAID" export "$dir/rows" "$dir/rows-hf" --dtype=f32
+ok "as a folder that is read again" prints '^imported llama' "$BRAID" import "$dir/rows-hf" "$dir/rows-again"
+loss_of() { "$BRAID" eval "$1" --data.valid="$book" --train.seq=32 --train.micro_batch=2 --run.threads=1 | grep loss; }
+ok "with the same loss" test "$(loss_of "$dir/rows")" = "$(loss_of "$dir/rows-again")"
+ok "and for Megatron, which counts them, too" sh -c "'$BRAID' export '$dir/rows' '$dir/rows-m' --format=megatron >/dev/null && grep -q '\"padded_vocab_size\": 264' '$dir/rows-m/megatron.json'"
 finish

@@ -56,6 +56,7 @@ static const char *const models[] = {
     "data.eod=on data.eod_mask=on model.attn_window=2 model.attn_sink=learnable",
     "model.vocab_multiple=16",
     "train.loss_chunk=5",
+    "train.z_loss=0.3 model.tied=off data.eod=on data.eod_mask=on",
     "train.micro_batch=1 train.seq=1",
     "train.micro_batch=3 train.seq=5",
     "plan.recompute=norm,mlp.act,attn.qkv plan.delay_dw=on plan.poison=on plan.random_lanes=7",
