@@ -638,7 +638,8 @@ static const struct rule attention_rules[] = {
      "keys share a draw; use parallel.cp_comm = gather or another train.seq",
      {"parallel.cp_comm", "model.attention_dropout", "train.seq", "parallel.cp"}},
     {"ring-keeps-its-output", ring_recomputed,
-     "parallel.cp_comm = ring keeps the output of attention, since computing it again would send every block once more: "
+     "parallel.cp_comm = ring keeps the output of attention, since computing it again would send every block once "
+     "more: "
      "core_attn cannot be recomputed; use parallel.cp_comm = gather, or other names in plan.recompute",
      {"parallel.cp_comm", "plan.recompute", "plan.recompute_granularity"}},
     {"row-norm-without-tp", row_norm_divided,

@@ -252,7 +252,8 @@ static void mistakes_of_other_programs_are_found(void **state)
         {"cp_halo_missing", "model.pattern=G-G-", lose_the_halo, "CP2"},
         {"cp_gradient_of_halo_missing", "model.pattern=M-M-", lose_the_gradient_of_the_halo, "CP2"},
         {"cp_documents_by_part", "model.pattern=M-M-" PACKED, documents_of_the_part, "CP2"},
-        /* a ring: a block that does not come, forward or backward; its gradients lost on the way, or at the end of it */
+        /* a ring: a block that does not come, forward or backward; its gradients lost on the way, or at the end of it
+         * */
         {"ring_block_lost", "model.pattern=*-*-", lose_a_block_of_keys, "CP2, ring"},
         {"ring_block_lost_backward", "model.pattern=*-*-", lose_a_block_of_keys_later, "CP2, ring"},
         {"ring_gradients_lost_on_the_way", "model.pattern=*-*-", lose_gradients_on_the_way,

@@ -1,7 +1,7 @@
 /* Packed documents: what a model computes for a document does not depend, by a single bit, on the
  * documents before it in the sequence, whatever layers it has. Without data.eod_mask and data.chat it does: the
- * test would notice a leak. Of experts on the CPU this holds up to rounding: which row of an expert's product a token is
- * depends on the tokens before it, and OpenBLAS has kernels (Haswell's) in which the last rows round differently. */
+ * test would notice a leak. Of experts on the CPU this holds up to rounding: which row of an expert's product a token
+ * is depends on the tokens before it, and OpenBLAS has kernels (Haswell's) in which the last rows round differently. */
 #include "tiny.h"
 
 #include <math.h>

@@ -4,8 +4,8 @@
  *   o [B, S, H, Dv] real and lse [B, H, S] wide are those of a block. sum, of the shape of o, wide, and total, of the
  *   shape of lse, are those of the blocks so far: the first call sets them, later ones make
  *     t = log(e^total + e^lse),  sum = e^(total - t) sum + e^(lse - t) o,  total = t.
- *   lse = -inf: the row sees nothing of the block (or nothing at all yet), which then weighs nothing; o is finite there.
- *   y: sum in the real type, for the last block. Both flags acc_ are the same. No aliasing.
+ *   lse = -inf: the row sees nothing of the block (or nothing at all yet), which then weighs nothing; o is finite
+ *   there. y: sum in the real type, for the last block. Both flags acc_ are the same. No aliasing.
  *   The order of blocks is the order of calls; within a row nothing is summed over elements.
  * ring_add: y (+)= x, elementwise, [rows, n], each real or wide: parts of gradients in the order of calls. No aliasing.
  */
