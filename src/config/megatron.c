@@ -120,7 +120,7 @@ const struct flag config_flags[] = {
     NOTED("moe-flex-dispatcher-backend", "*", "tokens are exchanged by all-to-all; results are the same"),
     SETS("cp-comm-type", "p2p", "parallel.cp_comm", "ring"),
     SETS("cp-comm-type", "all_gather", "parallel.cp_comm", "gather"),
-    NOT("cp-comm-type", "*", "keys and values are gathered or travel in a ring (parallel.cp_comm), in all layers alike"),
+    NOT("cp-comm-type", "*", "keys and values are gathered or travel in a ring (parallel.cp_comm), in all layers"),
     SETS("moe-dispatch-fwd-dtype", "bf16", "parallel.ep_fp8", "off"),
     SETS("moe-dispatch-fwd-dtype", "mxfp8", "parallel.ep_fp8", "dispatch"),
     IS("moe-combine-bwd-dtype", "bf16", "gradients travel as they are"),
