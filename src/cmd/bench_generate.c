@@ -116,6 +116,7 @@ static int prepare(struct generate_bench *b, int argc, char **argv, struct err *
     TRY(cmd_words(&args, 0, e));
     TRY(cmd_finish(&b->c, e));
     TRY(cmd_refuse_weights(&b->c, "braid bench", e));
+    cmd_say_unread(&b->c, "bench generate");
     b->prompt = 512;
     if (x[PROMPT].value != NULL && (!parse_i64(x[PROMPT].value, &b->prompt) || b->prompt < 1 || b->prompt > 1 << 24))
         return err_set(e, ST_USAGE, "--prompt=%s is not a number of tokens from 1 to 16777216", x[PROMPT].value);

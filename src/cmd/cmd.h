@@ -51,6 +51,8 @@ int cmd_take_weights(struct model *m, struct err *e);
 int cmd_refuse_weights(const struct config *c, const char *command, struct err *e);
 /* A note on stderr for every option that was set and has no effect; nothing with run.quiet. */
 void cmd_say_unused(const struct config *c);
+/* The same for options of training on the command line of a command that does not train. */
+void cmd_say_unread(const struct config *c, const char *command);
 /* The checkpoint an eval or generate means: the positional word, run.load or run.dir; takes the model's
  * options from it. */
 int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e);

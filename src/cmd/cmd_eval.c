@@ -85,6 +85,7 @@ static int run_tasks(struct config *c, struct ckpt *from, const char *path, cons
             return err_set(e, ST_USAGE, "--%s has no effect on --tasks", of_data[i]);
     TRY(cmd_finish(c, e));
     TRY(cmd_refuse_weights(c, "braid eval", e));
+    cmd_say_unread(c, "eval");
     TRY(cmd_length(c, length, &n, e));
     int st = scorer_open(&s, c, from, n, e);
     if (st == ST_OK)
@@ -129,6 +130,7 @@ static int run(struct config *c, int argc, char **argv, struct ckpt **from, stru
         TRY(config_set(c, "data.train", c->data.valid, NULL, e));
     TRY(cmd_finish(c, e));
     TRY(cmd_refuse_weights(c, "braid eval", e));
+    cmd_say_unread(c, "eval");
     /* without the optimizer's state, which an imported or merged checkpoint lacks */
     TRY(trainer_open(t, c, NULL, true, e));
     TRY(load_params(&t->model, *from, e));

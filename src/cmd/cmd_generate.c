@@ -483,6 +483,7 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
     TRY(cmd_open_checkpoint(&j->c, &args, &j->from, e));
     TRY(cmd_finish(&j->c, e));
     TRY(cmd_refuse_weights(&j->c, "braid generate", e));
+    cmd_say_unread(&j->c, "generate");
     TRY(tokenizer_for(&j->c, &j->tok, e));
     if (x[CHAT].value != NULL && !parse_bool(x[CHAT].value, &chat)) {
         err_set(e, ST_USAGE, "--chat=%s is neither on nor off", x[CHAT].value);

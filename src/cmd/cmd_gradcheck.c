@@ -65,6 +65,7 @@ static int run(struct config *c, int argc, char **argv, int *failed, struct err 
     const char *filter = only != NULL && strcmp(only, "ops") != 0 ? only : NULL;
     TRY(cmd_finish(c, e));
     TRY(cmd_refuse_weights(c, "braid gradcheck", e));
+    cmd_say_unread(c, "gradcheck");
     cmd_say_unused(c);
     if (ops)
         TRY(check_ops(filter, failed, e));

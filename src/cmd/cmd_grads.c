@@ -82,6 +82,7 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
         return err_set(e, ST_USAGE,
                        "--ckpt takes the model and its weights, run.load_weights the weights alone: give one of them");
     cmd_say_unused(&j->c);
+    cmd_say_unread(&j->c, "grads");
     TRY(routes_refuse(&j->c, "braid grads", e));
     TRY(st_open(&j->in, extra[0].value, e));
     TRY(probe_batch_read(&j->batch, j->in, extra[0].value, e));

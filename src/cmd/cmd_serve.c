@@ -94,6 +94,7 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
     TRY(cmd_open_checkpoint(&j->c, &args, &j->from, e));
     TRY(cmd_finish(&j->c, e));
     TRY(cmd_refuse_weights(&j->c, "braid serve", e));
+    cmd_say_unread(&j->c, "serve");
     TRY(cmd_length(&j->c, x[LENGTH].value, &j->o.limits.length, e));
     TRY(name_model(j, args.n_positional > 0 ? args.positional[0] : ckpt_path(j->from), e));
     TRY(serve_block_signals(e));

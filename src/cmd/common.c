@@ -125,6 +125,22 @@ void cmd_say_unused(const struct config *c)
     buf_release(&lines);
 }
 
+void cmd_say_unread(const struct config *c, const char *command)
+{
+    static const char training[] =
+        "train.steps train.global_batch train.lr train.min_lr train.warmup train.schedule train.decay_steps "
+        "train.wsd_* train.beta* train.eps train.weight_decay train.clip train.nonfinite* train.log_* "
+        "train.eval_every run.resume run.save_* run.async_save run.keep run.minutes run.tensorboard run.report "
+        "run.sample_tokens optim.* parallel.*";
+    struct buf names;
+    buf_init(&names, 0);
+    if (!c->run.quiet && config_given(c, training, &names) > 0 && names.text != NULL)
+        for (const char *name = names.text; *name != '\0'; name += strcspn(name, "\n") + 1)
+            fprintf(stderr, "note: %.*s (command line) has no effect: braid %s does not train\n",
+                    (int)strcspn(name, "\n"), name, command);
+    buf_release(&names);
+}
+
 int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e)
 {
     const char *path = args->n_positional > 0 ? args->positional[0] : c->run.load[0] ? c->run.load : c->run.dir;

@@ -429,6 +429,8 @@ bool config_memory(const char *text, double *bytes);
 /* Options that the user set and that nothing reads: a line for each, with the reason; returns how many. After
  * config_finish. */
 int config_unused(const struct config *c, struct buf *out);
+/* Options that one of the globs matches and the command line gave: a name a line; returns how many. */
+int config_given(const struct config *c, const char *globs, struct buf *out);
 /* Does anything in a model of these options read this one? After config_finish. */
 bool config_reads(const struct config *c, const char *name);
 

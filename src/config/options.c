@@ -119,7 +119,7 @@ const struct option config_options[] = {
     ROW(model.rope, "half", OPT_MODEL, ONE_OF(rope_values),
         FLAG("rotary-interleaved", "interleaved"), HELP(
         "Rotary position embedding: half rotates channel c with c + dim/2, interleaved rotates neighbours.")),
-    ROW(model.rope_base, "10000", OPT_MODEL, RANGE(1, 1e12), ALIAS("rotary-base"), HELP(
+    ROW(model.rope_base, "10000", OPT_MODEL | OPT_ABOVE, RANGE(1, 1e12), ALIAS("rotary-base"), HELP(
         "Base of the rotary frequencies; larger suits longer contexts.")),
     ROW(model.rope_percent, "1", OPT_MODEL | OPT_ABOVE, RANGE(0, 1), ALIAS("rotary-percent"), HELP(
         "Share of each head's channels that is rotated; the rest carries no position. With yarn scaling it must be "
@@ -230,8 +230,9 @@ const struct option config_options[] = {
         HELP("Compressed sparse attention (C): tokens that an entry stands for; it also takes from as many before.")),
     ROW(model.compress_rate_hca, "128", OPT_MODEL, RANGE(1, 65536),
         HELP("Heavily compressed attention (H): tokens that an entry stands for.")),
-    ROW(model.csa_compress_rotary_base, "160000", OPT_MODEL, RANGE(1, 1e12), ALIAS("csa-compress-rotary-base"),
-        HELP("Compressed attention (C, H): base of the rotary frequencies, which model.rope_scaling stretches; windows "
+    ROW(model.csa_compress_rotary_base, "160000", OPT_MODEL | OPT_ABOVE, RANGE(1, 1e12),
+        ALIAS("csa-compress-rotary-base"), HELP(
+        "Compressed attention (C, H): base of the rotary frequencies, which model.rope_scaling stretches; windows "
         "alone (W) take model.rope_base as it is. compress_rope_theta in Hugging Face.")),
     ROW(model.o_groups, "8", OPT_MODEL, RANGE(1, 4096), ALIAS("o-groups"),
         HELP("Compressed attention (C, H, W): groups of head outputs, each projected by a matrix of its own.")),

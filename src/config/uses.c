@@ -227,6 +227,19 @@ int config_unused(const struct config *c, struct buf *out)
     return n;
 }
 
+int config_given(const struct config *c, const char *globs, struct buf *out)
+{
+    int n = 0;
+    for (int i = 0; i < config_n_options; i++) {
+        const char *name = config_options[i].name;
+        if (config_source_of(c, name).source != CFG_FROM_COMMAND || !config_globs_match(globs, name))
+            continue;
+        buf_addf(out, "%s\n", name);
+        n++;
+    }
+    return n;
+}
+
 static int refuse(const struct config *c, const struct option *o, const struct core_kind *k, struct err *e)
 {
     struct buf text;

@@ -596,11 +596,6 @@ static bool yarn_band_empty(const struct config *c)
     return c->model.rope_scaling == CFG_ROPE_SCALING_YARN && !(c->model.rope_beta_slow < c->model.rope_beta_fast);
 }
 
-static bool yarn_base_is_one(const struct config *c)
-{
-    return c->model.rope_scaling == CFG_ROPE_SCALING_YARN && !(c->model.rope_base > 1);
-}
-
 static bool mscale_without_yarn(const struct config *c)
 {
     return c->model.rope_scaling != CFG_ROPE_SCALING_YARN &&
@@ -675,9 +670,6 @@ static const struct rule attention_rules[] = {
     {"yarn-band", yarn_band_empty,
      "yarn scaling needs model.rope_beta_slow below model.rope_beta_fast",
      {"model.rope_scaling", "model.rope_beta_slow", "model.rope_beta_fast"}},
-    {"yarn-base", yarn_base_is_one,
-     "yarn scaling divides by the logarithm of model.rope_base, which must be above 1",
-     {"model.rope_scaling", "model.rope_base"}},
     {"mscale-needs-yarn", mscale_without_yarn,
      "model.rope_mscale and model.rope_mscale_all_dim belong to yarn scaling",
      {"model.rope_scaling", "model.rope_mscale", "model.rope_mscale_all_dim"}},

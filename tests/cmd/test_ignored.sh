@@ -35,6 +35,9 @@ ok "the model is saved" test -d large/checkpoints/step-00000004
 ok "eval of it prints the loss" prints '^loss: [0-9.]*$' "$BRAID" eval large --data.valid=large.bin --run.threads=1
 ok "and says what it leaves out" grep -q 'note: bits_per_byte is left out' err
 ok "not as a number" test "$(grep -c bits_per_byte out)" -eq 0
+ok "options of training say that they have no effect where nothing trains" says 'note: train.lr (command line) has no effect: braid eval does not train' \
+    "$BRAID" eval large --data.valid=large.bin --run.threads=1 --train.lr=3 --parallel.ranks=2
+ok "each of them" grep -q 'note: parallel.ranks (command line) has no effect' err
 ok "generate prints unknown ids as numbers" prints '<[0-9][0-9]*>' "$BRAID" generate large --generate.tokens=60 --generate.temperature=5 --run.threads=1
 ok "with one note" test "$(grep -c 'printed as <id>' err)" -eq 1
 

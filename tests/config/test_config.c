@@ -223,7 +223,6 @@ static const struct rule_case rule_cases[] = {
     {"rope-scaling-needs-factor", {"model.rope_scaling", "linear"}},
     {"llama3-band", {"model.rope_scaling", "llama3", "model.rope_factor", "8", "model.rope_low", "4"}},
     {"yarn-band", {"model.rope_scaling", "yarn", "model.rope_factor", "8", "model.rope_beta_fast", "1"}},
-    {"yarn-base", {"model.rope_scaling", "yarn", "model.rope_factor", "8", "model.rope_base", "1"}},
     {"mscale-needs-yarn", {"model.rope_mscale", "1"}},
     {"clamp-and-offset-need-gate", {"model.act", "gelu", "model.act_clamp", "7"}},
     {"clamp-and-offset-need-gate", {"model.act", "silu", "model.act_offset", "1"}},

@@ -78,7 +78,8 @@ static void blocks_of_gate_and_up_rows_stay_in_memory(void **state)
     run_steps(&t, 1, &loss[1]);
     trainer_close(&t);
     assert_same_checkpoints(pg.run, other); /* parameters and moments */
-    assert_true(loss[0] == loss[1]);        /* the forward is the same sums */
+    /* The same sums; which column of a product a row is may change how OpenBLAS rounds it. */
+    assert_true(fabs(loss[0] - loss[1]) <= 1e-6 * loss[0]);
 
     assert_ok(config_set(&plain, "run.dir", third, NULL, &e), &e);
     open_from(&t, &plain, other);
