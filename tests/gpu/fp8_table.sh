@@ -2,17 +2,17 @@
 # FP8 on one Hopper GPU in one call of about five minutes: the new kernels are checked (also under compute-sanitizer), then whole steps, experts and quantisers
 # are timed one after the other. Prints a table of what docs/FP8.md and docs/SPEED.md state, each row with its bar.
 #
-#   [TOOLS="memcheck ..."] tests/gpu/fp8_table.sh [BUILD]      TOOLS: of compute-sanitizer, all four by default
+#   [TOOLS="memcheck ..."] [CHECKS=no] tests/gpu/fp8_table.sh [BUILD]      TOOLS: of compute-sanitizer, all four by default; CHECKS=no: times alone
 #
 # PEER=path/to/train_peer.py (and PEERS, the folder with torchao) also times PyTorch with torchao's tensorwise FP8: its kernels are compiled during the checks, so that
-# its timed run finds them in the cache.
+# its timed run finds them in the cache (TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR, where they are set).
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}
 braid=$build/braid
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-export TORCHINDUCTOR_CACHE_DIR=$out/inductor TRITON_CACHE_DIR=$out/triton
+export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$out/inductor} TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$out/triton}
 dense='*-*-*-*-*-*-*-*-*-*-*-*-*-*-*-*-'
 failed=0
 say() { printf '%s\n' "# $* (after $SECONDS s)"; }
@@ -23,23 +23,27 @@ if [ -n "${PEER-}" ]; then
     peer=$!
 fi
 
-say checks
-for p in "check_f8 200000" "bench_quantise check" "bench_experts8 check" check_attention "check_ops --op=norm8" "check_ops --op=addnorm_fwd" "check_ops --op=adamw" "check_ops --op=attention_bwd"; do
-    # shellcheck disable=SC2086 # a program and its arguments
-    line=$("$build"/tests/gpu/$p 2>&1 | tee "$out/log" | grep -E '^[0-9]+ passed' | tail -n 1)
-    grep '^not ok' "$out/log"
-    echo "$p: ${line:-no result}"
-    case $line in *' 0 failed') ;; *) failed=1 ;; esac
-done
-if command -v compute-sanitizer >/dev/null; then
-    for tool in ${TOOLS-memcheck racecheck initcheck synccheck}; do
-        for p in "check_f8 500" "bench_quantise check" "check_ops --op=norm8 --sms=2"; do
-            # shellcheck disable=SC2086
-            timeout 60 compute-sanitizer --tool $tool "$build"/tests/gpu/$p >"$out/log" 2>&1
-            echo "$tool $p: $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/log" | tail -n 1)"
-        done
+check_kernels() {
+    local p line tool
+    say checks
+    for p in "check_f8 200000" "bench_quantise check" "bench_experts8 check" check_attention "check_ops --op=norm8" "check_ops --op=addnorm_fwd" "check_ops --op=adamw" "check_ops --op=attention_bwd"; do
+        # shellcheck disable=SC2086 # a program and its arguments
+        line=$("$build"/tests/gpu/$p 2>&1 | tee "$out/log" | grep -E '^[0-9]+ passed' | tail -n 1)
+        grep '^not ok' "$out/log"
+        echo "$p: ${line:-no result}"
+        case $line in *' 0 failed') ;; *) failed=1 ;; esac
     done
-fi
+    if command -v compute-sanitizer >/dev/null; then
+        for tool in ${TOOLS-memcheck racecheck initcheck synccheck}; do
+            for p in "check_f8 500" "bench_quantise check" "check_ops --op=norm8 --sms=2"; do
+                # shellcheck disable=SC2086
+                timeout 60 compute-sanitizer --tool $tool "$build"/tests/gpu/$p >"$out/log" 2>&1
+                echo "$tool $p: $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/log" | tail -n 1)"
+            done
+        done
+    fi
+}
+[ "${CHECKS-yes}" = no ] || check_kernels
 [ -z "$peer" ] || { wait "$peer"; say "the peer has compiled: $(grep RESULT "$out/peer.warm" || tail -n 1 "$out/peer.warm")"; }
 
 # Milliseconds a step and GiB of `braid bench train`.
