@@ -334,7 +334,7 @@ EMU_CU := $(sort $(wildcard src/ops/*/*.cu src/ops/*/*/*.cu))
 EMU_OBJECTS := $(patsubst src/%,$(B)/emu/%.o,$(EMU_CU)) $(patsubst %.c,$(B)/emu/%.o,$(EMU_C:src/%=%)) \
                $(filter-out %.cu.o $(patsubst src/%.c,$(B)/%.o,$(EMU_C) $(cuda_only)),$(foreach f,ops dev tensor base,$(call objects,$(f))))
 EMU_MACHINE := $(patsubst tests/emu/%,$(B)/emu/%.o,$(sort $(wildcard tests/emu/*.cc)))
-EMU_BIN := $(B)/emu/check_ops $(B)/emu/check_f8 $(B)/emu/check_mhc $(B)/emu/check_mhc_rebuild $(B)/emu/check_mhc_error $(B)/emu/check_hopper $(B)/emu/bench_experts $(B)/emu/bench_experts8 $(B)/emu/bench_quantise $(B)/emu/bench_sparse
+EMU_BIN := $(B)/emu/check_ops $(B)/emu/check_f8 $(B)/emu/check_mhc $(B)/emu/check_mhc_rebuild $(B)/emu/check_mhc_error $(B)/emu/check_hopper $(B)/emu/bench_experts $(B)/emu/bench_experts8 $(B)/emu/bench_sparse
 $(B)/emu/%.cu.o: src/%.cu | needs
 	@mkdir -p $(@D)
 	$(Q)$(EMU_CXX) -x c++ $(EMU_FLAGS) $(EMU_WATCH) -c $< -o $@

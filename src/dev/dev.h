@@ -65,7 +65,6 @@ struct dev_gpu {
     int index;        /* which GPU */
     int sms;          /* multiprocessors that persistent kernels fill; 0: all */
     bool large_tiles; /* tests: GEMMs of experts in the largest tiles, however few there are */
-    int expert_dw;    /* tests: variant of the weight gradients of experts in FP8 (ops/gmm8/gmm8_tma.cuh) */
     /* file that stores the algorithm chosen for each GEMM; NULL or empty: none. Must outlive the device */
     const char *gemm_table;
 };

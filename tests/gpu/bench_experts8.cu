@@ -1,8 +1,7 @@
 /* The MLP of experts in FP8 on a GPU: are results the same bits on any number of multiprocessors and twice, and how
  * fast is it.
  *
- *   bench_experts8 check     small shapes, several numbers of multiprocessors, every variant of the weight gradients:
- *                            the same bits, or "not ok"
+ *   bench_experts8 check     small shapes, several numbers of multiprocessors: the same bits, or "not ok"
  *   bench_experts8 time [MS] OLMoE, Qwen3-30B and DeepSeek-V3: TFLOP/s forward and backward, with all quantising, and
  *   the
  *                            microseconds of each call; MS for each (60)
@@ -11,7 +10,6 @@
 #include "ops/act/act.h"
 #include "ops/expert8/expert8.h"
 #include "ops/gmm8/gmm8.h"
-#include "ops/gmm8/gmm8_tma.cuh"
 #include "ops/ops.h"
 #include "ops/quantise/quantise.h"
 
@@ -275,41 +273,6 @@ static size_t pass(struct bench *b, const struct mlp *m, char *out, size_t bytes
     return used;
 }
 
-static const char *const variants[GMM8_VARIANTS] = {"128 x 256, 4 stages", "128 x 256, 3 stages", "early scales",
-                                                    "128 x 128, two steps at once"};
-
-/* Weight gradients by every variant, of the codes that the last pass has left: how many are not those of the first. */
-static int check_variants(struct bench *b, const struct mlp *m, const char *name)
-{
-    struct cuda_dev *gpu = (struct cuda_dev *)b->dev.impl;
-    const struct tensor *dw[] = {&m->dw1, &m->dw2};
-    size_t bytes[] = {(size_t)tensor_bytes(&m->dw1), (size_t)tensor_bytes(&m->dw2)};
-    char *want = (char *)malloc(bytes[0] + bytes[1]), *got = (char *)malloc(bytes[0] + bytes[1]);
-    int bad = 0, budget = gpu->sm_budget;
-    if (want == NULL || got == NULL)
-        exit(1);
-    for (int v = 0; v < GMM8_VARIANTS; v++) {
-        gpu->want.expert_dw = v;
-        gpu->sm_budget = v % 2 ? 3 : budget;
-        for (int i = 0; i < 2; i++)
-            CHECK(cudaMemsetAsync(dw[i]->data, 0xff, bytes[i], stream_of(&b->lane)));
-        ok(b, weights(b, m, &m->dpt, &m->xt, &m->dw1));
-        ok(b, weights(b, m, &m->dyt, &m->actt, &m->dw2));
-        CHECK(cudaDeviceSynchronize());
-        for (int i = 0; i < 2; i++)
-            CHECK(cudaMemcpy((v == 0 ? want : got) + (i == 1 ? bytes[0] : 0), dw[i]->data, bytes[i],
-                             cudaMemcpyDeviceToHost));
-        bool same = v == 0 || memcmp(want, got, bytes[0] + bytes[1]) == 0;
-        printf("%s %s: weight gradients in %s\n", same ? "ok" : "not ok", name, variants[v]);
-        bad += !same;
-    }
-    gpu->want.expert_dw = GMM8_USUAL;
-    gpu->sm_budget = budget;
-    free(want);
-    free(got);
-    return bad;
-}
-
 static int check(struct bench *b)
 {
     static const struct {
@@ -349,8 +312,6 @@ static int check(struct bench *b)
             printf("%s %s: %d multiprocessors, the same bits\n", same ? "ok" : "not ok", shapes[i].name, some[k]);
             bad += !same;
         }
-        bad += check_variants(b, &m, shapes[i].name);
-        all += GMM8_VARIANTS;
         free(first);
         free(again);
         mlp_close(b);
@@ -422,14 +383,6 @@ static int times(struct bench *b, double ms)
         for (int c = 0; c < CALLS; c++)
             printf(" %s %.0f", names[c], timed(b, &m, c, c + 1, ms / 4));
         printf("\n");
-        struct cuda_dev *gpu = (struct cuda_dev *)b->dev.impl;
-        for (int v = 0; v < GMM8_VARIANTS; v++) {
-            gpu->want.expert_dw = v;
-            double dw2 = timed(b, &m, 6, 7, ms / 2), both = timed(b, &m, CALLS - 1, CALLS, ms / 2);
-            printf("    dw in %-30s dw2 %7.1f us %6.1f TFLOP/s, x_t + dw1 %7.1f us\n", variants[v], dw2, work / 3 / dw2,
-                   both);
-        }
-        gpu->want.expert_dw = GMM8_USUAL;
         mlp_close(b);
     }
     return 0;

@@ -1,92 +1,10 @@
-/* Variants of the quantiser beside the one that ops/quantise runs: are their codes the same bits, and how fast are
- * they.
+/* The quantiser beside a copy that moves as many bytes, at shapes of training.
  *
- *   bench_quantise check      small shapes: codes and scales of every variant are those of the op, or "not ok"
- *   bench_quantise time [MS]  shapes of training: microseconds and share of the copy rate, all in one call; MS for each
- *                             (30)
- * Variants: `ahead` keeps blocks on their multiprocessors and asks for the next tile before it quantises this one, with
- * two or three blocks on a multiprocessor; `split` (fp32 by squares) gives a thread four columns in each half of a
- * tile, so that loads of a warp are contiguous. What is faster here belongs into ops/quantise. */
+ *   bench_quantise [MS]   microseconds and share of the copy rate, all in one call; MS for each (30) */
 #include "bench.cuh"
-#include "ops/cuda/f8.cuh"
 #include "ops/ops.h"
 
 enum { COPIES = 4 }; /* of the input, so that no call finds its own in the cache */
-
-struct job {
-    const void *x;
-    int64_t stride;
-    struct f8_out o;
-    int tiles, across;
-};
-
-/* ---- variants -------------------------------------------------------------------------------- */
-
-template <typename T, bool SPLIT>
-static __device__ __forceinline__ void load_tile(const struct job &j, int tile, f8_eight<T> *to)
-{
-    int64_t r0 = (int64_t)(tile / j.across) * F8_TILE, c0 = (int64_t)(tile % j.across) * F8_TILE;
-    if constexpr (SPLIT) {
-        int c = threadIdx.x % 16;
-        int64_t row = r0 + threadIdx.x / 16 * 8;
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int64_t col = c0 + f8_column<true>(c, half, 0);
-                bool inside = row + i < j.o.rows && col < j.o.cols;
-                to[i].raw[half] = inside ? load_raw((const T *)j.x + (row + i) * j.stride + col) : zero_raw();
-            }
-    } else {
-        f8_walk<T> from(j.x, j.stride, r0, c0, f8_valid(j.o, r0, c0));
-#pragma unroll
-        for (int i = 0; i < 8; i++, from.next())
-            to[i] = from.load();
-    }
-}
-
-template <typename T, int BLOCKS, int PER_SM>
-static __global__ void __launch_bounds__(F8_THREADS, PER_SM) ahead_tiles(const __grid_constant__ struct job j)
-{
-    __shared__ struct f8_shared s;
-    f8_eight<T> tile[8], next[8];
-    int t = blockIdx.x;
-    if (t < j.tiles)
-        load_tile<T, false>(j, t, next);
-    for (; t < j.tiles; t += gridDim.x) {
-        int64_t r0 = (int64_t)(t / j.across) * F8_TILE, c0 = (int64_t)(t % j.across) * F8_TILE;
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            tile[i] = next[i];
-        if (t + (int)gridDim.x < j.tiles)
-            load_tile<T, false>(j, t + (int)gridDim.x, next);
-        f8_clear(tile, f8_valid(j.o, r0, c0));
-        f8_quantise_tile<T, DT_F8_E4M3, BLOCKS>(tile, j.o, r0, c0, 0, &s);
-        __syncthreads(); /* the tile is read out of shared memory */
-    }
-}
-
-static __global__ void __launch_bounds__(F8_THREADS, 2) split_tiles(const __grid_constant__ struct job j)
-{
-    __shared__ struct f8_shared s;
-    f8_eight<float> tile[8];
-    int64_t r0 = (int64_t)(blockIdx.x / j.across) * F8_TILE, c0 = (int64_t)(blockIdx.x % j.across) * F8_TILE;
-    load_tile<float, true>(j, blockIdx.x, tile);
-    float factor = f8_square_factor<float, DT_F8_E4M3>(f8_thread_most<float>(tile), j.o, r0, c0, &s);
-    int64_t row = r0 + threadIdx.x / 16 * 8, col = c0 + f8_column<true>(threadIdx.x % 16, 0, 0);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        float v[8];
-        f8_floats(tile[i], v);
-        uint2 w = f8_word<DT_F8_E4M3>(v, factor);
-        uint8_t *q = j.o.q + (row + i) * j.o.cols + col;
-        if (row + i < j.o.rows && col < j.o.cols)
-            *(uint32_t *)q = w.x;
-        if (row + i < j.o.rows && col + F8_TILE / 2 < j.o.cols)
-            *(uint32_t *)(q + F8_TILE / 2) = w.y;
-    }
-    f8_columns<float, DT_F8_E4M3, F8_SQUARE, true>(tile, j.o, r0, c0, factor, &s);
-}
 
 static __global__ void __launch_bounds__(256) copy_kernel(const uint4 *from, uint4 *to, int64_t n)
 {
@@ -101,9 +19,6 @@ static __global__ void __launch_bounds__(256) copy_kernel(const uint4 *from, uin
                 to[i + 256 * k] = v[k];
     }
 }
-
-enum variant { BY_OP, AHEAD2, AHEAD3, SPLIT, VARIANTS };
-static const char *const names[] = {"op", "ahead, 2 blocks", "ahead, 3 blocks", "split"};
 
 struct shape {
     int64_t rows, cols;
@@ -120,32 +35,11 @@ struct data {
     struct quantise_args out;
 };
 
-static bool takes(enum variant v, const struct shape *s)
+static int run(struct bench *b, const struct data *d, int which)
 {
-    return v == BY_OP || (v == SPLIT ? s->wide && s->square && s->q && s->t : !s->wide && !s->square);
-}
-
-static int run(struct bench *b, const struct shape *s, const struct data *d, int which, enum variant v)
-{
-    struct lane *l = &b->lane;
     struct quantise_args a = d->out;
     a.x = d->x[which];
-    if (v == BY_OP)
-        return ops_for(&b->dev)->quantise(l, &a);
-    struct job j = {};
-    j.x = a.x.data;
-    j.stride = s->cols;
-    j.o = f8_out_of(&a.q, &a.qs, &a.t, &a.ts, s->rows, s->cols, 128, s->square);
-    j.across = (int)ceil_div(s->cols, F8_TILE);
-    j.tiles = (int)ceil_div(s->rows, F8_TILE) * j.across;
-    unsigned sms = (unsigned)cuda_of(l)->sm_count;
-    if (v == SPLIT)
-        LAUNCH(l, split_tiles, (unsigned)j.tiles, F8_THREADS, 0, j);
-    else if (v == AHEAD2)
-        LAUNCH(l, (ahead_tiles<bf16, F8_ROWS, 2>), min(2 * sms, (unsigned)j.tiles), F8_THREADS, 0, j);
-    else
-        LAUNCH(l, (ahead_tiles<bf16, F8_ROWS, 3>), min(3 * sms, (unsigned)j.tiles), F8_THREADS, 0, j);
-    return ST_OK;
+    return ops_for(&b->dev)->quantise(&b->lane, &a);
 }
 
 /* ---- data ------------------------------------------------------------------------------------ */
@@ -208,61 +102,6 @@ static void drop(struct data *d)
         CHECK(cudaFree(all[k]));
 }
 
-/* ---- check ----------------------------------------------------------------------------------- */
-
-static char *fetch(struct bench *b, const struct quantise_args *a, size_t *bytes)
-{
-    const struct tensor *all[] = {&a->q, &a->qs, &a->t, &a->ts};
-    char *host = NULL;
-    *bytes = 0;
-    CHECK(cudaStreamSynchronize(stream_of(&b->lane)));
-    for (int k = 0; k < countof(all); k++) {
-        size_t n = all[k]->data != NULL ? (size_t)tensor_bytes(all[k]) : 0;
-        host = (char *)realloc(host, *bytes + n + 1);
-        if (host == NULL)
-            exit(1);
-        if (n > 0)
-            CHECK(cudaMemcpy(host + *bytes, all[k]->data, n, cudaMemcpyDeviceToHost));
-        *bytes += n;
-    }
-    return host;
-}
-
-static int check(struct bench *b)
-{
-    static const struct shape shapes[] = {{144, 272, false, false, true, true},
-                                          {256, 384, false, false, true, false},
-                                          {400, 136, false, false, false, true},
-                                          {272, 144, true, true, true, true},
-                                          {256, 128, true, true, true, true}};
-    int passed = 0, failed = 0;
-    for (int i = 0; i < countof(shapes); i++) {
-        const struct shape *s = &shapes[i];
-        struct data d = make(b, s);
-        size_t bytes, same;
-        ok(b, run(b, s, &d, 0, BY_OP));
-        char *want = fetch(b, &d.out, &bytes);
-        for (int v = 1; v < VARIANTS; v++) {
-            if (!takes((enum variant)v, s))
-                continue;
-            if (d.out.q.data != NULL)
-                CHECK(cudaMemsetAsync(d.out.q.data, 0x55, (size_t)tensor_bytes(&d.out.q), stream_of(&b->lane)));
-            if (d.out.t.data != NULL)
-                CHECK(cudaMemsetAsync(d.out.t.data, 0x55, (size_t)tensor_bytes(&d.out.t), stream_of(&b->lane)));
-            ok(b, run(b, s, &d, 0, (enum variant)v));
-            char *got = fetch(b, &d.out, &same);
-            bool is = memcmp(want, got, bytes) == 0;
-            is ? passed++ : failed++;
-            printf("%s %s, %lld x %lld\n", is ? "ok" : "not ok", names[v], (long long)s->rows, (long long)s->cols);
-            free(got);
-        }
-        free(want);
-        drop(&d);
-    }
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
-}
-
 /* ---- time ------------------------------------------------------------------------------------ */
 
 /* Microseconds of a call, the best of three rounds. */
@@ -306,7 +145,7 @@ static int timed(struct bench *b, double ms)
     const int64_t large = (int64_t)1 << 30;
     uint4 *from = (uint4 *)room(large), *to = (uint4 *)room(large);
     double us = time_of(b, ms, [&](int) { return copy_call(b, from, to, large); }), rate = 2.0 * (double)large / us;
-    printf("copy of 1 GiB: %.2f TB/s\n%-34s %-18s %9s %14s\n", rate * 1e-6, "shape", "variant", "us", "of copy rate");
+    printf("copy of 1 GiB: %.2f TB/s\n%-34s %-18s %9s %14s\n", rate * 1e-6, "shape", "", "us", "of copy rate");
     for (int i = 0; i < countof(shapes); i++) {
         const struct shape *s = &shapes[i];
         struct data d = make(b, s);
@@ -314,11 +153,8 @@ static int timed(struct bench *b, double ms)
         char name[64];
         snprintf(name, sizeof name, "%lld x %lld %s%s%s%s", (long long)s->rows, (long long)s->cols,
                  s->wide ? "fp32 " : "", s->square ? "squares " : "", s->q ? "q " : "", s->t ? "t" : "");
-        for (int v = 0; v < VARIANTS; v++)
-            if (takes((enum variant)v, s)) {
-                us = time_of(b, ms, [&](int k) { return run(b, s, &d, k, (enum variant)v); });
-                printf("%-34s %-18s %9.1f %12.1f %%\n", name, names[v], us, 100 * bytes / us / rate);
-            }
+        us = time_of(b, ms, [&](int k) { return run(b, &d, k); });
+        printf("%-34s %-18s %9.1f %12.1f %%\n", name, "quantised", us, 100 * bytes / us / rate);
         us = time_of(b, ms, [&](int k) { return copy_call(b, (const uint4 *)d.x[k].data, to, (int64_t)(bytes / 2)); });
         printf("%-34s %-18s %9.1f %12.1f %%\n", name, "copy of as much", us, 100 * bytes / us / rate);
         drop(&d);
@@ -332,6 +168,5 @@ int main(int argc, char **argv)
     struct dev_gpu want = {};
     if (!open_gpu(&b.dev, &b.lane, &b.err, &want))
         return 1;
-    bool time = argc > 1 && strcmp(argv[1], "time") == 0;
-    return time ? timed(&b, argc > 2 ? atof(argv[2]) : 30) : check(&b);
+    return timed(&b, argc > 1 ? atof(argv[1]) : 30);
 }

@@ -26,7 +26,7 @@ fi
 check_kernels() {
     local p line tool
     say checks
-    for p in "check_f8 200000" "bench_quantise check" "bench_experts8 check" check_attention "check_ops --op=norm8" "check_ops --op=addnorm_fwd" "check_ops --op=adamw" "check_ops --op=attention_bwd"; do
+    for p in "check_f8 200000" "bench_experts8 check" check_attention "check_ops --op=norm8" "check_ops --op=addnorm_fwd" "check_ops --op=adamw" "check_ops --op=attention_bwd"; do
         # shellcheck disable=SC2086 # a program and its arguments
         line=$("$build"/tests/gpu/$p 2>&1 | tee "$out/log" | grep -E '^[0-9]+ passed' | tail -n 1)
         grep '^not ok' "$out/log"
@@ -35,7 +35,7 @@ check_kernels() {
     done
     if command -v compute-sanitizer >/dev/null; then
         for tool in ${TOOLS-memcheck racecheck initcheck synccheck}; do
-            for p in "check_f8 500" "bench_quantise check" "check_ops --op=norm8 --sms=2"; do
+            for p in "check_f8 500" "check_ops --op=norm8 --sms=2"; do
                 # shellcheck disable=SC2086
                 timeout 60 compute-sanitizer --tool $tool "$build"/tests/gpu/$p >"$out/log" 2>&1
                 echo "$tool $p: $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/log" | tail -n 1)"
@@ -78,7 +78,7 @@ say experts
 "$build"/tests/gpu/bench_experts8 time 20 || failed=1
 echo "bars, TFLOP/s forward / backward: OLMoE 780 / 700, Qwen3-30B 700 / 620, DSv3 950 / 820"
 say quantisers
-"$build"/tests/gpu/bench_quantise time 20 || failed=1
+"$build"/tests/gpu/bench_quantise 20 || failed=1
 "$braid" bench quantise,act8_fwd,act8_bwd,norm8,adamw,addnorm_fwd --run.device=cuda || failed=1
 echo "bar: 90 % of the copy rate"
 say "end"

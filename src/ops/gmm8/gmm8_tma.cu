@@ -3,12 +3,12 @@
 
 /* ---- the kernel: tma_product of ops/gmm with other steps ------------------------------------- */
 
-template <int AFTER, int KIND, enum dtype A, int VARIANT>
+template <int AFTER, int KIND, enum dtype A>
 __global__ void __launch_bounds__(BLOCK, 1)
     code_tiles(const __grid_constant__ struct gmm_maps m, const __grid_constant__ struct gmm8_job p)
 {
 #if HOPPER_CODE
-    typedef form8<AFTER, KIND, VARIANT> F;
+    typedef form8<AFTER, KIND> F;
     constexpr int PRODUCT = AFTER == GMM_SUMS ? GMM_WEIGHT : GMM_FORWARD;
     const struct gmm_job &g = p.j.g;
     DYNAMIC_SHARED(char, shared, 1024);
@@ -124,10 +124,9 @@ static int code_maps(struct lane *l, struct gmm_maps *m, const struct gmm8_job *
     return gmm_map_make(l, &m->strip[1], p->q, codes, 1, g->rows, g->across, g->across, STRIP);
 }
 
-template <int AFTER, int KIND, enum dtype A, int VARIANT = GMM8_USUAL>
-static int launch(struct lane *l, const struct gmm8_job *p)
+template <int AFTER, int KIND, enum dtype A> static int launch(struct lane *l, const struct gmm8_job *p)
 {
-    typedef form8<AFTER, KIND, VARIANT> F;
+    typedef form8<AFTER, KIND> F;
     const struct gmm_job *g = &p->j.g;
     struct gmm_maps m = {};
     TRY(code_maps(l, &m, p));
@@ -135,8 +134,8 @@ static int launch(struct lane *l, const struct gmm8_job *p)
         AFTER == GMM_SUMS ? ceil_div(g->down, F::BM) * g->experts : ceil_div(g->rows, F::BM) + g->experts + 1;
     unsigned blocks = (unsigned)min_i64(down * ceil_div(g->across, F::NT), cuda_of(l)->sm_budget);
     size_t shared = F::BYTES + gmm_table_bytes(g->experts);
-    NEEDS_SMEM(l, (code_tiles<AFTER, KIND, A, VARIANT>), shared);
-    LAUNCH(l, (code_tiles<AFTER, KIND, A, VARIANT>), blocks, BLOCK, shared, m, *p);
+    NEEDS_SMEM(l, (code_tiles<AFTER, KIND, A>), shared);
+    LAUNCH(l, (code_tiles<AFTER, KIND, A>), blocks, BLOCK, shared, m, *p);
     return ST_OK;
 }
 template <int AFTER, enum dtype A> static int by_kind(struct lane *l, const struct gmm8_job *p)
@@ -148,16 +147,6 @@ template <int AFTER, enum dtype A> static int by_kind(struct lane *l, const stru
     }
 }
 
-template <enum dtype A> static int by_variant(struct lane *l, const struct gmm8_job *p)
-{
-    switch (cuda_of(l)->want.expert_dw) {
-    case GMM8_THREE: return launch<GMM_SUMS, GMM_RELU2, A, GMM8_THREE>(l, p);
-    case GMM8_EARLY: return launch<GMM_SUMS, GMM_RELU2, A, GMM8_EARLY>(l, p);
-    case GMM8_PAIRS: return launch<GMM_SUMS, GMM_RELU2, A, GMM8_PAIRS>(l, p);
-    default: return launch<GMM_SUMS, GMM_RELU2, A>(l, p);
-    }
-}
-
 extern "C" int gmm8_tma(struct lane *l, const struct gmm8_job *job)
 {
     struct gmm8_job p = *job;
@@ -166,7 +155,8 @@ extern "C" int gmm8_tma(struct lane *l, const struct gmm8_job *job)
     switch (p.j.after) {
     case GMM_ACT: return by_kind<GMM_ACT, DT_F8_E4M3>(l, &p);
     case GMM_DACT: return wide ? by_kind<GMM_DACT, DT_F8_E5M2>(l, &p) : by_kind<GMM_DACT, DT_F8_E4M3>(l, &p);
-    case GMM_SUMS: return wide ? by_variant<DT_F8_E5M2>(l, &p) : by_variant<DT_F8_E4M3>(l, &p);
+    case GMM_SUMS:
+        return wide ? launch<GMM_SUMS, GMM_RELU2, DT_F8_E5M2>(l, &p) : launch<GMM_SUMS, GMM_RELU2, DT_F8_E4M3>(l, &p);
     default:
         return wide ? launch<GMM_STORE, GMM_RELU2, DT_F8_E5M2>(l, &p) : launch<GMM_STORE, GMM_RELU2, DT_F8_E4M3>(l, &p);
     }

@@ -6,14 +6,6 @@
 
 #include "ops/gmm/gmm_tma.cuh"
 
-/* Variants of the weight gradient, which all give the same bits but for scales whose product is beyond the range of
- * fp32; struct dev_gpu names one, bench_experts8 times all.
- *   USUAL   tiles of 128 x 256, four stages
- *   THREE   three stages
- *   EARLY   scales of rows and columns are multiplied with each other, half of them while the products run
- *   PAIRS   tiles of 128 x 128, six stages, two steps of 128 tokens under way at once */
-enum gmm8_variant { GMM8_USUAL, GMM8_THREE, GMM8_EARLY, GMM8_PAIRS, GMM8_VARIANTS };
-
 /*          a                    b                                            c                 depth
  * STORE    x [row][k]           B_e [n][k], stacked or side by side (turned)  y [row][n]        k
  * ACT      the same             rows [gate | up]                              codes q, pre      k

@@ -6,6 +6,10 @@
 
 enum { ROW_THREADS = 256, ROW_WARPS = ROW_THREADS / 32, KEY_THREADS = 128 };
 
+/* Shared memory of a query of so many channels: whole 16 bytes, for the compiler reads the last ones as four at once
+ * even where fewer are left. */
+static int query_bytes(int width) { return (int)round_up(width * (int64_t)sizeof(float), 16); }
+
 /* Scratch: a chunk of queries of one sequence at a time. */
 struct loss_parts {
     int64_t chunk;
@@ -163,7 +167,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     loss_rows(const __grid_constant__ index_call<T> c, int b, int first, float *kl, float *target, float *zs,
               const double *scale, double factor, bool added, bool scored)
 {
-    DYNAMIC_SHARED(float, q, 4);
+    DYNAMIC_SHARED(float, q, 16);
     __shared__ float scratch[ROW_WARPS];
     int64_t i = first + blockIdx.x;
     key_list keys = keys_of(c, b, i);
@@ -191,7 +195,7 @@ template <typename T>
 static __global__ void __launch_bounds__(ROW_THREADS)
     mass_rows(const __grid_constant__ index_call<T> c, int b, int first, float *target, float *mass, bool added)
 {
-    DYNAMIC_SHARED(float, q, 4);
+    DYNAMIC_SHARED(float, q, 16);
     __shared__ float scratch[ROW_WARPS];
     int64_t i = first + blockIdx.x;
     key_list keys = keys_of(c, b, i);
@@ -388,7 +392,7 @@ static int loss_chunk(struct lane *l, const struct index_loss_args *a, const ind
     float *kl = (float *)(work + p.kl), *target = (float *)(work + p.target), *z = (float *)(work + p.z),
           *sum = (float *)(work + p.sum);
     index_places place = {(int32_t *)(work + p.place), c.idx != NULL ? 1 : c.keys, c.idx != NULL ? p.chunk : 1};
-    int count = (int)min_i64(p.chunk, c.rows - first), smem = max(c.width, c.main_width) * 4;
+    int count = (int)min_i64(p.chunk, c.rows - first), smem = query_bytes(max(c.width, c.main_width));
     double factor = a->coeff * a->score_scale / (double)(a->q.dim[0] * a->q.dim[1]);
     const double *scale = (const double *)a->scale.data;
     int64_t places = (int64_t)(c.idx != NULL ? p.chunk : count) * c.keys;
@@ -478,7 +482,7 @@ template <typename T> static int run_mass(struct lane *l, const struct index_mas
 {
     struct index_loss_args loss = loss_of(a);
     index_call<T> c = call_of<T>(&loss);
-    int chunk = (int)mass_chunk(a), smem = c.main_width * 4;
+    int chunk = (int)mass_chunk(a), smem = query_bytes(c.main_width);
     float *target = (float *)a->work.data;
     enum sparse_path path = weights_path(l, &loss);
     bool cores = path != SPARSE_PATH_PLAIN;
@@ -508,7 +512,7 @@ template <typename T>
 static __global__ void __launch_bounds__(ROW_THREADS)
     recall_rows(const __grid_constant__ index_call<T> c, int64_t every, int64_t sampled, float *share)
 {
-    DYNAMIC_SHARED(float, q, 4);
+    DYNAMIC_SHARED(float, q, 16);
     __shared__ float scratch[ROW_WARPS];
     int64_t u = blockIdx.x, b = u / c.main_heads / sampled,
             i = index_sample_row(c.rows, every, u / c.main_heads % sampled);
@@ -557,7 +561,7 @@ template <typename T> static int run_recall(struct lane *l, const struct index_r
     c.ratio = a->ratio;
     c.softmax_scale = (float)a->softmax_scale;
     int64_t sampled = index_sampled(a->mq.dim[1], a->every), all = a->mq.dim[0] * sampled * a->mq.dim[2];
-    int smem = c.main_width * 4;
+    int smem = query_bytes(c.main_width);
     auto kernel = recall_rows<T>;
     NEEDS_SMEM(l, kernel, smem);
     LAUNCH(l, kernel, (unsigned)all, ROW_THREADS, smem, c, a->every, sampled, (float *)a->work.data);

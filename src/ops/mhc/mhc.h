@@ -44,6 +44,7 @@
 
 #define MHC_EPS 1e-6
 #define MHC_S_LEAST (-80.0)
+#define MHC_S_START 1.8048513878454153e-35 /* exp(MHC_S_LEAST) */
 enum {
     MHC_MAX_STREAMS = 16,
     MHC_MAX_ITERATIONS = 128,

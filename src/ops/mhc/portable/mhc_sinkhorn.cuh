@@ -6,14 +6,15 @@
 #include "ops/cuda/ptx.cuh"
 #include "ops/mhc/portable/mhc_cuda.cuh"
 
-/* exp(z) of a logit less its row's maximum. */
-INLINE float start_of(float z, bool d) { return expf(d ? z : fmaxf(z, (float)MHC_S_LEAST)); }
+/* exp(z) of a logit less its row's maximum. What is cut off is MHC_S_START itself and not the GPU's expf, which may
+ * differ in the last bit from the compiler's: the backward pass knows by it what was cut off. */
+INLINE float start_of(float z, bool d) { return d || z > (float)MHC_S_LEAST ? expf(z) : (float)MHC_S_START; }
 /* A row of gradients of what the iterations started from becomes that of the logits. */
 INLINE void row_to_logits(float *g, const float *start, int n, bool d)
 {
-    float cut = 0, least = expf((float)MHC_S_LEAST);
+    float cut = 0;
     UNROLLED (j, n) {
-        bool off = !d && start[j] <= least;
+        bool off = !d && start[j] <= (float)MHC_S_START;
         g[j] *= start[j];
         cut += off ? g[j] : 0.0f;
         g[j] = off ? 0.0f : g[j];
