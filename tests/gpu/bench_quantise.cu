@@ -2,7 +2,11 @@
  *
  *   bench_quantise [MS]   microseconds and share of the copy rate, all in one call; MS for each (30) */
 #include "bench.cuh"
+#include "ops/cuda/rows.cuh"
 #include "ops/ops.h"
+extern "C" {
+#include "ops/quantise/quantise.h"
+}
 
 enum { COPIES = 4 }; /* of the input, so that no call finds its own in the cache */
 
