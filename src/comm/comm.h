@@ -208,13 +208,15 @@ struct mesh {
     int64_t ep_expert_rows;  /* rows there is room for at the experts of a rank; 0: the same */
     bool ep_nodes;           /* experts exchange rows through ep_comm even if it has one member (loop) */
     bool dp_nodes;           /* gradients and weights are exchanged even where no other rank has a copy (loop) */
+    bool tp_nodes;           /* rows are gathered and scattered around layers that no other rank shares (loop) */
 };
+enum loop_axis { LOOP_EP, LOOP_DP, LOOP_TP };
 struct mesh_sizes {
     int pp, vpp, ep;               /* 1 or more */
     int first_layers, last_layers; /* 0: an even share */
     int zero;                      /* 0 .. 3 */
     int tp, cp, etp, kv_ranks;     /* 0 counts as 1 */
-    bool loop_dp;                  /* a loop simulates the exchanges of copies, not those of experts */
+    enum loop_axis loop;           /* which exchanges a loop simulates */
 };
 /* Pure: the place of a rank; refuses numbers that do not divide, naming the option. */
 int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, struct err *e);

@@ -565,7 +565,8 @@ static const struct option_use moe_uses[] = {
     {"train.record_routes", router_chooses, "a layer beyond model.router_hash_layers"},
     {"train.replay_routes", router_chooses, "a layer beyond model.router_hash_layers"},
     {"plan.fused_experts", experts_not_codes, "experts that are not in FP8"},
-    {"parallel.overlap", experts_shared, "parallel.ep or parallel.etp above 1"},
+    {"parallel.overlap", experts_shared,
+     "parallel.ep or parallel.etp above 1, or parallel.tp above 1 with the value tp"},
     {"parallel.ep_capacity", experts_shared, "parallel.ep or parallel.etp above 1"},
     {"parallel.ep_fp8", experts_shared, "parallel.ep or parallel.etp above 1"},
 };

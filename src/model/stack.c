@@ -180,7 +180,7 @@ static int declare_layers(struct build *b, const struct part *p, struct sublayer
         struct core_io io = {.h = next.h, .dh = next.dh, .df = next.df, .f = NO_SLOT};
         struct shard_scope divided = {0};
         if (!core->by_row)
-            divided = shard_begin(b, &io);
+            divided = shard_begin(b, &io, true);
         TRY(core->declare(b, &io));
         shard_end(b, &divided, &io);
         next.f = io.f;
@@ -414,12 +414,15 @@ static int settle_replays(const struct model *m, struct model_plan *mp, struct e
 static int order_plan(const struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct order *out,
                       struct err *e)
 {
-    static const enum overlap_kind kinds[] = {
-        [CFG_OVERLAP_NONE] = OVERLAP_NONE, [CFG_OVERLAP_EP] = OVERLAP_EP, [CFG_OVERLAP_DW] = OVERLAP_DW};
+    static const enum overlap_kind kinds[] = {[CFG_OVERLAP_NONE] = OVERLAP_NONE,
+                                              [CFG_OVERLAP_EP] = OVERLAP_EP,
+                                              [CFG_OVERLAP_DW] = OVERLAP_DW,
+                                              [CFG_OVERLAP_TP] = OVERLAP_TP};
     const struct config_parallel *c = &m->cfg->parallel;
     const struct mesh *at = &m->mesh;
-    enum overlap_kind overlap = o->mode == BUILD_TRAIN ? kinds[c->overlap] : OVERLAP_NONE;
-    bool whole = o->mode == BUILD_TRAIN && o->n_micro > 1 && (at->pp > 1 || at->vpp > 1 || overlap == OVERLAP_EP);
+    bool overlaps = o->mode == BUILD_TRAIN && config_reads(m->cfg, "parallel.overlap"); /* is there what travels? */
+    enum overlap_kind overlap = overlaps ? kinds[c->overlap] : OVERLAP_NONE;
+    bool whole = o->mode == BUILD_TRAIN && o->n_micro > 1 && (at->pp > 1 || at->vpp > 1 || overlap_pairs(overlap));
     mp->n_micro = whole ? (int)o->n_micro : 1;
     if (!whole && overlap == OVERLAP_NONE)
         return schedule_plain(&mp->g, m->cfg->plan.delay_dw, out, e);

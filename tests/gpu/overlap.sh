@@ -4,12 +4,22 @@
 # schedules must give the same bits. Usage: tests/gpu/overlap.sh [BRAID] [option ...]; OUT=folder keeps the output of each run.
 #
 #   WAYS="none ep"  schedules to run (default: none ep ep-dw);  SMS=124  multiprocessors for the products of experts, where overlapped
+#   AXIS=tp         rows between tensor-parallel ranks instead: one of 8 ranks of a Llama shape of 70 B parameters, four layers (none tp)
 braid=${1:-build/braid}
 shift
 out=${OUT:-$(mktemp -d)}
 sms=${SMS:-0}
-common=(bench train "${CONFIG:-configs/h200/moe-3.6b.ini}" --parallel.comm=loop --train.micro_batch=1 --train.global_batch=8 --train.steps=5 "$@")
+case ${AXIS:-ep} in
+    ep) model=("${CONFIG:-configs/h200/moe-3.6b.ini}") ;;
+    tp) # hidden is whole, heads, channels and vocabulary are those of one rank
+        model=("${CONFIG:-configs/parallel/llama-70b.ini}" --parallel.loop_axis=tp)
+        [ -n "${CONFIG:-}" ] || model+=(--model.pattern='(*-)x4' --model.heads=8 --model.kv_heads=1 --model.ffn=3584 --model.vocab=16032)
+        WAYS=${WAYS:-none tp} ;;
+    *) echo "overlap.sh: AXIS is ep or tp, not $AXIS"; exit 2 ;;
+esac
+common=(bench train "${model[@]}" --parallel.comm=loop --train.micro_batch=1 --train.global_batch=8 --train.steps=5 "$@")
 declare -A options=([none]="--parallel.overlap=none" [dw]="--parallel.overlap=dw" [ep]="--parallel.overlap=ep --gpu.sms=$sms"
+                    [tp]="--parallel.overlap=tp"
                     [ep-dw]="--parallel.overlap=ep --plan.delay_dw=on --gpu.sms=$sms" [ep-all]="--parallel.overlap=ep --plan.delay_dw=on")
 link=(--parallel.loop_gbps="${GBPS:-400}")
 free=(--parallel.loop_gbps=1000000 --parallel.loop_us=0)
