@@ -150,6 +150,8 @@ int world_sync(struct world *w, const char *what, struct err *e);
 int world_forget(struct world *w, struct err *e);
 /* A sentence that says why this transport was chosen; "": it was requested, or there is no other. */
 const char *world_note(const struct world *w);
+/* loop: another link from the next exchange on that is not captured. */
+void world_loop(struct world *w, double rate, double latency);
 /* May a plan with collectives be captured and replayed (GPU)? Not with thread ranks and ipc, which meet on the host;
  * with nccl only if the plan sends nothing from stage to stage. */
 bool world_captures(const struct world *w, bool sends);
