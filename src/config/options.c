@@ -664,7 +664,8 @@ const struct option config_options[] = {
         "nothing of them is kept for the backward pass. Latent and sparse attention gather.")),
     ROW(parallel.pp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("pipeline-model-parallel-size"), HELP(
         "Pipeline stages. | in model.pattern cuts the stack; without it, layers are distributed evenly.")),
-    ROW(parallel.vpp, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("segments of the pattern / parallel.pp"),
+    ROW(parallel.vpp, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096),
+        AUTO("segments of the pattern / parallel.pp; 1 without stages"),
         ALIAS("num-virtual-stages-per-pipeline-rank"), HELP(
         "Virtual stages of each pipeline stage (interleaved schedule).")),
     ROW(parallel.first_layers, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("an even share"), HELP(

@@ -23,6 +23,8 @@ int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e)
     int64_t groups = strchr(cfg->model.pattern, '*') != NULL ? cfg->model.kv_heads : 0;
     if (groups > 0 && c->tp > groups && c->tp % groups == 0)
         s->kv_ranks = (int)(c->tp / groups);
+    if (s->vpp == 0 && s->pp == 1)
+        s->vpp = 1; /* '|' without a pipeline says nothing */
     if (s->vpp > 0)
         return ST_OK;
     struct pattern p;
