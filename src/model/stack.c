@@ -332,11 +332,15 @@ static int declare_stack(struct build *b, const struct pattern *p, struct model_
 static int check_rows(const struct model *m, const struct model_plan_opts *o, struct err *e)
 {
     int64_t seq = o->mode == BUILD_DECODE ? o->seq : o->seq / m->mesh.cp, rows = o->batch * seq;
+    int fewer = m->mesh.tp;
     if (rows % m->mesh.tp == 0)
         return ST_OK;
+    while (rows % fewer != 0)
+        fewer--;
     err_set(e, ST_USAGE, "the %lld tokens of a microbatch, %lld x %lld, cannot be shared by parallel.tp = %d ranks",
             (long long)rows, (long long)o->batch, (long long)seq, m->mesh.tp);
-    return err_hint(e, "a train.seq that is a multiple of %d works", m->mesh.tp * m->mesh.cp);
+    return err_hint(e, "parallel.tp = %d divides them; with %d, train.seq must be a multiple of %d", fewer, m->mesh.tp,
+                    m->mesh.tp * m->mesh.cp);
 }
 
 static int declare_plan(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
