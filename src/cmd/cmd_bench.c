@@ -12,8 +12,8 @@
 static const char usage[] =
     "usage: braid bench [OP[,OP...]] [--seconds=0.3] [--json=FILE] [--record=FILE] [--against=FILE]\n"
     "                                                                   every op, or those whose name starts with OP\n"
-    "       braid bench train [FILE.ini] [--steps=20] [--profile=on] [--bits=on] [--json=FILE] [--section.key=value "
-    "...]\n"
+    "       braid bench train [FILE.ini] [--steps=20] [--profile=on] [--bits=on] [--exposed=on] [--json=FILE] "
+    "[--section.key=value ...]\n"
     "                                                                   whole steps on random tokens, after 2 that are "
     "not counted\n"
     "       braid bench generate [FILE.ini] [--prompt=512] [--json=FILE] [--section.key=value ...]\n"
@@ -27,7 +27,11 @@ static const char usage[] =
     "run.device chooses where. --profile=on adds a table of time by node, from a step in which each waits for the "
     "last.\n"
     "bits is a fingerprint of every loss and norm, by which schedules are compared; --bits=on adds all parameters. "
-    "Ranks as with braid train.\n";
+    "Ranks as with braid train.\n"
+    "--exposed=on, with parallel.comm=loop: steps over the link and over one without limits in turn, and with a wait "
+    "after every "
+    "node; prints\n"
+    "what exchanges take (whole), what a step takes longer for them (exposed), and how much is hidden.\n";
 static const char own_options[] =
     "run.device run.threads gpu.* train.seq train.micro_batch train.global_batch generate.batch generate.tokens";
 
@@ -221,7 +225,7 @@ enum { MAX_STEPS = 1000 };
 struct steps_job {
     struct config c;
     struct cmd_ranks ranks;
-    bool profile, bits;
+    bool profile, bits, exposed;
     int steps; /* to be timed */
     struct bench_files files;
     struct buf words; /* of the command, without those that change nothing of a step */
@@ -390,7 +394,7 @@ static int bench_rank(const struct rank_place *place, void *ctx, struct err *e)
     if (st == ST_OK)
         st = trainer_open_on(&t, &j->c, place, NULL, true, e);
     if (st == ST_OK)
-        st = time_steps(&t, j, e);
+        st = j->exposed ? bench_link(&t, j->steps, e) : time_steps(&t, j, e);
     if (st == ST_OK && j->profile)
         st = profile(&t, e);
     trainer_close(&t);
@@ -436,14 +440,19 @@ static int fit(struct steps_job *j, struct err *e)
 
 static int prepare_train(struct steps_job *j, int argc, char **argv, struct err *e)
 {
-    struct config_extra extra[] = {{.name = "profile"}, {.name = "bits"},    {.name = "json"},   {.name = "steps"},
-                                   {.name = "record"},  {.name = "against"}, {.name = "changed"}};
+    struct config_extra extra[] = {{.name = "profile"}, {.name = "bits"},    {.name = "json"},    {.name = "steps"},
+                                   {.name = "record"},  {.name = "against"}, {.name = "changed"}, {.name = "exposed"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     TRY(cmd_config(&j->c, argc, argv, &args, e));
     TRY(cmd_words(&args, 0, e));
     if ((extra[0].value && !parse_bool(extra[0].value, &j->profile)) ||
-        (extra[1].value && !parse_bool(extra[1].value, &j->bits)))
-        return err_set(e, ST_USAGE, "--profile and --bits take on or off");
+        (extra[1].value && !parse_bool(extra[1].value, &j->bits)) ||
+        (extra[7].value && !parse_bool(extra[7].value, &j->exposed)))
+        return err_set(e, ST_USAGE, "--profile, --bits and --exposed take on or off");
+    if (j->exposed &&
+        (j->c.parallel.comm != CFG_COMM_LOOP || j->bits || extra[2].value || extra[4].value || extra[5].value))
+        return err_set(e, ST_USAGE,
+                       "--exposed=on is for parallel.comm=loop, without --bits, --json, --record and --against");
     j->files.json = extra[2].value;
     j->files.record = extra[4].value;
     j->files.against = extra[5].value;

@@ -170,11 +170,16 @@ static const struct shape_word {
 };
 
 static int *size_at(struct shape *s, const struct shape_word *w) { return (int *)(void *)((char *)s + w->at); }
+/* overlap: of rows between tensor-parallel ranks, too, where the mesh has any. */
 struct variant {
-    const char *name, *overlap, *delay;
+    const char *name;
+    bool overlap;
+    const char *delay;
 };
-static const struct variant variants[VARIANTS] = {
-    {"none", "none", "off"}, {"none, dW delayed", "none", "on"}, {"ep", "ep", "off"}, {"ep, dW delayed", "ep", "on"}};
+static const struct variant variants[VARIANTS] = {{"none", false, "off"},
+                                                  {"none, dW delayed", false, "on"},
+                                                  {"overlap", true, "off"},
+                                                  {"overlap, dW delayed", true, "on"}};
 
 /* Results for the microbatches of a step, which depend on the stage but not on how many others do the same. */
 struct found {
@@ -331,7 +336,8 @@ static int predict_train(struct config *c, const struct variant *variant, const 
 {
     struct timeline tl = {0};
     *f = (struct found){0};
-    TRY(config_set(c, "parallel.overlap", variant->overlap, NULL, e));
+    const char *overlap = !variant->overlap ? "none" : c->parallel.tp > 1 ? "tp" : "ep";
+    TRY(config_set(c, "parallel.overlap", overlap, NULL, e));
     TRY(config_set(c, "plan.delay_dw", variant->delay, NULL, e));
     int st = timeline_open_train(&tl, c, m, e);
     for (int r = 0; st == ST_OK && r < tl.n && r < MOST_STAGES; r++)
@@ -417,20 +423,19 @@ static void print_head(const struct config *c, const struct machine *m)
     buf_init(&out, 0);
     buf_addf(&out, "PREDICTION for %s\n", c->model.pattern);
     machine_print(m, false, &out);
-    buf_addf(
-        &out,
-        "each step: microbatches (mb) of %lld x %lld on every data-parallel rank, then the update; one rank of "
-        "each stage is planned and simulated node by\n"
-        "node, the others do the same beside it. The program's own schedules and messages: gradients of a unit "
-        "are\n"
-        "reduced under the backward pass of the last microbatch, its weights gathered under the forward pass of "
-        "the first (parallel.zero\n"
-        "= 1); of levels 2 and 3 in every microbatch. Rows between tensor-parallel ranks, and keys and values that\n"
-        "parallel.cp gathers, travel while nothing else can run; in a ring the next block travels while one is "
-        "computed.\n"
-        "columns of each schedule: ms/step, model TFLOP/s of a GPU, exposed communication, bubble, GB of the "
-        "fullest GPU (!: more than %.0f)\n\n%5s  %-30s %3s",
-        (long long)c->train.micro_batch, (long long)c->train.seq, m->memory * 1e-9, "GPUs", "mesh", "mb");
+    buf_addf(&out,
+             "each step: microbatches (mb) of %lld x %lld on every data-parallel rank, then the update; one rank of "
+             "each stage is planned and simulated node by\n"
+             "node, the others do the same beside it. The program's own schedules and messages: gradients of a unit "
+             "are\n"
+             "reduced under the backward pass of the last microbatch, its weights gathered under the forward pass of "
+             "the first (parallel.zero\n"
+             "= 1); of levels 2 and 3 in every microbatch. Keys and values that parallel.cp gathers, and without\n"
+             "overlap rows between tensor-parallel ranks, travel while nothing else can run; in a ring the next block "
+             "travels while one is computed.\n"
+             "columns of each schedule: ms/step, model TFLOP/s of a GPU, exposed communication, bubble, GB of the "
+             "fullest GPU (!: more than %.0f)\n\n%5s  %-30s %3s",
+             (long long)c->train.micro_batch, (long long)c->train.seq, m->memory * 1e-9, "GPUs", "mesh", "mb");
     for (int w = 0; w < VARIANTS; w++)
         buf_addf(&out, " | %-31s", variants[w].name);
     buf_add(&out, " | gain\n");

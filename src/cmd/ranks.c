@@ -114,13 +114,13 @@ int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r,
                            .loop_ranks = (int)c->parallel.loop_ranks,
                            .choose_gpus = c->parallel.comm == CFG_COMM_AUTO};
     struct world *w = NULL;
-    int st;
-    if (r->kind == COMM_SELF && r->ranks == 1) {
-        /* Sizes that one rank cannot have are refused, not passed over. */
-        struct rank_place alone = place_alone(), asked;
-        st = place_on_paper(&asked, c, 0, e);
-        if (st == ST_OK)
-            st = fn(&alone, ctx, e);
+    bool single = r->kind == COMM_SELF && r->ranks == 1;
+    struct rank_place alone = place_alone(), asked = alone;
+    /* Sizes that one rank cannot have are refused, not passed over; virtual stages it can have, and sends itself
+     * messages. */
+    int st = single ? place_on_paper(&asked, c, 0, e) : ST_OK;
+    if (st != ST_OK || (single && asked.mesh.vpp == 1)) {
+        st = st != ST_OK ? st : fn(&alone, ctx, e);
     } else if (r->kind == COMM_THREADS) {
         st = world_threads(&o, rank_main, &j, e);
     } else {

@@ -150,6 +150,8 @@ int world_sync(struct world *w, const char *what, struct err *e);
 int world_forget(struct world *w, struct err *e);
 /* A sentence that says why this transport was chosen; "": it was requested, or there is no other. */
 const char *world_note(const struct world *w);
+/* loop: another link from the next exchange on that is not captured. */
+void world_loop(struct world *w, double rate, double latency);
 /* May a plan with collectives be captured and replayed (GPU)? Not with thread ranks and ipc, which meet on the host;
  * with nccl only if the plan sends nothing from stage to stage. */
 bool world_captures(const struct world *w, bool sends);
@@ -208,13 +210,15 @@ struct mesh {
     int64_t ep_expert_rows;  /* rows there is room for at the experts of a rank; 0: the same */
     bool ep_nodes;           /* experts exchange rows through ep_comm even if it has one member (loop) */
     bool dp_nodes;           /* gradients and weights are exchanged even where no other rank has a copy (loop) */
+    bool tp_nodes;           /* rows are gathered and scattered around layers that no other rank shares (loop) */
 };
+enum loop_axis { LOOP_EP, LOOP_DP, LOOP_TP };
 struct mesh_sizes {
     int pp, vpp, ep;               /* 1 or more */
     int first_layers, last_layers; /* 0: an even share */
     int zero;                      /* 0 .. 3 */
     int tp, cp, etp, kv_ranks;     /* 0 counts as 1 */
-    bool loop_dp;                  /* a loop simulates the exchanges of copies, not those of experts */
+    enum loop_axis loop;           /* which exchanges a loop simulates */
 };
 /* Pure: the place of a rank; refuses numbers that do not divide, naming the option. */
 int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, struct err *e);

@@ -120,10 +120,10 @@ static int open_stage(struct mesh *m, struct world *w, struct err *e)
     int stage = m->pp_rank * m->stage, inner = m->tp * m->cp, experts = m->etp * m->ep;
     TRY(open_line(w, "dp", stage + m->tp_rank, m->tp, m->cp * m->dp, &m->dp_comm, e));
     m->stage_comm = m->dp_comm;
-    if (m->tp > 1) {
+    if (m->tp > 1)
         TRY(open_line(w, "stage", stage, 1, m->stage, &m->stage_comm, e));
+    if (m->tp > 1 || m->tp_nodes)
         TRY(open_line(w, "tp", m->rank - m->tp_rank, 1, m->tp, &m->tp_comm, e));
-    }
     if (m->cp > 1)
         TRY(open_line(w, "cp", stage + m->dp_rank * inner + m->tp_rank, m->tp, m->cp, &m->cp_comm, e));
     m->batch_comm = m->tp > 1 ? m->tp_comm : m->cp_comm;
@@ -142,8 +142,9 @@ int mesh_open(struct mesh *m, const struct mesh_sizes *s, struct world *w, struc
     *m = mesh_alone();
     TRY(comm_agree(world_comm(w), "mesh", mesh_place(m, s, world_size(w), world_rank(w), e), e));
     m->all = world_comm(w);
-    m->ep_nodes = world_kind(w) == COMM_LOOP && !s->loop_dp;
-    m->dp_nodes = world_kind(w) == COMM_LOOP && s->loop_dp;
+    m->ep_nodes = world_kind(w) == COMM_LOOP && s->loop == LOOP_EP;
+    m->dp_nodes = world_kind(w) == COMM_LOOP && s->loop == LOOP_DP;
+    m->tp_nodes = world_kind(w) == COMM_LOOP && s->loop == LOOP_TP;
     int st = open_stage(m, w, e);
     if (st == ST_OK)
         st = open_line(w, "pp", m->stage_rank, m->stage, m->pp, &m->pp_comm, e);

@@ -44,6 +44,12 @@ void comm_close(struct comm *c)
     comm_free(c);
 }
 
+void world_loop(struct world *w, double rate, double latency)
+{
+    w->loop_rate = rate;
+    w->loop_latency = latency;
+}
+
 int world_new(struct world **out, const struct world_opts *o, int rank, int size, struct err *e)
 {
     struct world *w;

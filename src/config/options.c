@@ -664,7 +664,8 @@ const struct option config_options[] = {
         "nothing of them is kept for the backward pass. Latent and sparse attention gather.")),
     ROW(parallel.pp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("pipeline-model-parallel-size"), HELP(
         "Pipeline stages. | in model.pattern cuts the stack; without it, layers are distributed evenly.")),
-    ROW(parallel.vpp, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("segments of the pattern / parallel.pp"),
+    ROW(parallel.vpp, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096),
+        AUTO("segments of the pattern / parallel.pp; 1 without stages"),
         ALIAS("num-virtual-stages-per-pipeline-rank"), HELP(
         "Virtual stages of each pipeline stage (interleaved schedule).")),
     ROW(parallel.first_layers, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("an even share"), HELP(
@@ -686,10 +687,12 @@ const struct option config_options[] = {
         "parallel.tp.")),
     ROW(parallel.overlap, "none", OPT_RUN | OPT_LOCAL, ONE_OF(overlap_values),
         FLAG("overlap-moe-expert-parallel-comm", "ep"), HELP(
-        "ep: run the forward pass of one microbatch against the backward pass of another, so that tokens travel while "
-        "the other computes; with pp > 1 it needs virtual stages. dw: put the experts' weight gradients under the "
-        "backward pass of "
-        "the same microbatch's tokens. Results stay bit for bit the same.")),
+        "ep: run the forward pass of one microbatch against the backward pass of another, so that the tokens of "
+        "experts "
+        "travel while the other computes; with pp > 1 it needs virtual stages. tp: the same, and rows that "
+        "tensor-parallel ranks gather and scatter around every layer travel beside the other microbatch, too. dw: put "
+        "the experts' weight gradients under the backward pass of the same microbatch's tokens. Results stay bit for "
+        "bit the same.")),
     ROW(parallel.zero, "1", OPT_RUN | OPT_LOCAL | OPT_SWITCH, RANGE(0, 3), FLAG("use-distributed-optimizer", "1"), HELP(
         "What ranks that hold copies of a parameter shard among them (ZeRO stages). 0: nothing. 1: optimizer state and "
         "fp32 master weights; each "
@@ -730,7 +733,8 @@ const struct option config_options[] = {
         "parallel.comm=loop: the rank plays one of so many, of whose rows all but one share leave it.")),
     ROW(parallel.loop_axis, "ep", OPT_RUN | OPT_LOCAL, ONE_OF(loop_values), HELP(
         "parallel.comm=loop: what is played. ep: rows that go to experts and back; dp: gradients and weights that "
-        "parallel.zero sends between copies; the rank keeps all of them, so memory is that of one rank.")),
+        "parallel.zero sends between copies; the rank keeps all of them, so memory is that of one rank; tp: rows in "
+        "front of and behind every layer, which the rank computes whole, so give it the widths of one rank.")),
 
     /* ---- [lora] --------------------------------------------------------------------------- */
     ROW(lora.rank, "0", OPT_MODEL, RANGE(0, 65536), HELP(

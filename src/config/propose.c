@@ -26,6 +26,7 @@ static const struct {
     {"recompute-mhc-needs-streams", "model.mhc_streams", "4"},
     {"recompute-block-format", "plan.recompute_block", "auto"},
     {"fit-format", "plan.fit", "80GB"},
+    {"zero3-without-stages", "parallel.zero", "2"},
 };
 
 static int copy_config(struct config *to, const struct config *from, struct err *e)

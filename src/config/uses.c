@@ -52,6 +52,11 @@ static bool in_fp8(const struct config *c) { return c->gpu.precision == CFG_PREC
 static bool reads_precision(const struct config *c) { return on_gpu(c) || in_fp8(c); }
 static bool narrow_layers(const struct config *c) { return on_gpu(c) && c->gpu.precision != CFG_PRECISION_FP32; }
 static bool loops(const struct config *c) { return c->parallel.comm == CFG_COMM_LOOP; }
+static bool rows_overlap(const struct config *c)
+{
+    bool travel = c->parallel.tp > 1 || (loops(c) && c->parallel.loop_axis == CFG_LOOP_TP);
+    return c->parallel.overlap == CFG_OVERLAP_TP && travel;
+}
 static bool virtual_stages(const struct config *c) { return c->parallel.pp > 1; }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -90,6 +95,7 @@ static const struct option_use general_uses[] = {
     {"parallel.first_layers", virtual_stages, "parallel.pp above 1"},
     {"parallel.last_layers", virtual_stages, "parallel.pp above 1"},
     {"parallel.pp_group", virtual_stages, "parallel.pp above 1"},
+    {"parallel.overlap", rows_overlap, "parallel.tp above 1 with the value tp, or experts with parallel.ep above 1"},
     {"parallel.loop_gbps", loops, "parallel.comm = loop"},
     {"parallel.loop_us", loops, "parallel.comm = loop"},
     {"parallel.loop_ranks", loops, "parallel.comm = loop"},

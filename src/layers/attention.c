@@ -209,7 +209,7 @@ static void declare_slots(struct build *b, const struct attention *m, struct att
         s->dq = build_grad(b, "dq", b->rows, o_cols);
     } else if (s->divided) {
         s->kv = context_rows(b, "kv", 2 * m->kv_heads * m->dim);
-        s->dq = build_grad(b, "dq", b->rows, m->k_at);
+        s->dq = build_grad(b, "dq", b->rows, parts ? m->width : m->k_at);
     }
     s->pos = m->rope ? b->in.pos : NO_SLOT;
     s->doc_start = b->in.doc_start;
@@ -408,22 +408,22 @@ static void declare_core_bwd(struct build *b, int n, const struct attention *m, 
 static void declare_kv(struct build *b, const struct attention *m, const struct attention_slots *s)
 {
     struct graph *g = b->g;
-    struct tensor qkv = of(g, s->qkv), own = of(g, s->kv.own);
+    struct tensor qkv = of(g, s->qkv), row = attn_kv_row(g, m, s), own = of(g, s->kv.own);
     int64_t kv = m->kv_heads * m->dim;
     double bytes = 2 * (double)dtype_bytes(b->dev->real) * (double)b->rows * (double)m->width;
     int n = graph_node(g, "kv_own", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = attn_keys(g, m, s), .y = attn_heads_of(m, own, 0, m->kv_heads)); /* copies */
-    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = attn_heads_of(m, qkv, m->v_at, m->kv_heads),
+    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = attn_heads_of(m, row, m->v_at, m->kv_heads),
              .y = attn_heads_of(m, own, kv, m->kv_heads));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (training(b)) {
-        struct tensor dq = of(g, s->dq), down = of(g, s->kv.down), dqkv = of(g, s->dqkv);
+        struct tensor dq = of(g, s->dq), down = of(g, s->kv.down), dqkv = of(g, s->dqkv), drow = attn_dkv_row(g, m, s);
         graph_again(g, n, s->kv.own);
         attention_unrotate(g, n, m, s, attn_raw_query(m, dq), attn_raw_query(m, dqkv), attn_raw_query(m, qkv),
                            &s->q_norm, s->rstd_q);
-        attention_unrotate(g, n, m, s, attn_heads_of(m, down, 0, m->kv_heads), attn_raw_keys(m, dqkv),
-                           attn_raw_keys(m, qkv), &s->k_norm, s->rstd_k);
-        GRAPH_OP(g, n, PH_BWD, dropout, .x = tensor_cols(&down, kv, kv), .y = tensor_cols(&dqkv, m->v_at, kv));
+        attention_unrotate(g, n, m, s, attn_heads_of(m, down, 0, m->kv_heads), attn_raw_keys(m, drow),
+                           attn_raw_keys(m, row), &s->k_norm, s->rstd_k);
+        GRAPH_OP(g, n, PH_BWD, dropout, .x = tensor_cols(&down, kv, kv), .y = tensor_cols(&drow, m->v_at, kv));
         if (m->gate_at >= 0)
             GRAPH_OP(g, n, PH_BWD, dropout, .x = attn_gate(m, dq), .y = attn_gate(m, dqkv));
         graph_cost(g, n, PH_BWD, 0, bytes);
@@ -522,10 +522,6 @@ static bool not_all_biases(const struct config *c) { return !c->model.bias; }
 
 static bool has_attention(const struct config *c) { return strchr(c->model.pattern, '*') != NULL; }
 static bool heads_do_not_divide_hidden(const struct config *c) { return has_attention(c) && c->model.head_dim == 0; }
-static bool shared_keys_divided(const struct config *c)
-{
-    return has_attention(c) && c->parallel.cp > 1 && c->parallel.tp > c->model.kv_heads;
-}
 static bool sequence_divided(const struct config *c) { return c->parallel.cp > 1; }
 static bool in_ring(const struct config *c)
 {
@@ -624,10 +620,6 @@ static const struct option_use attention_uses[] = {
     {"parallel.cp_comm", sequence_divided, "parallel.cp above 1"},
 };
 static const struct rule attention_rules[] = {
-    {"shared-keys-without-cp", shared_keys_divided,
-     "several ranks of parallel.tp share keys and values where it is above model.kv_heads, which is not built for "
-     "parallel.cp above 1",
-     {"parallel.tp", "model.kv_heads", "parallel.cp"}},
     {"ring-drops-by-fours", ring_cuts_a_draw,
      "parallel.cp_comm = ring with model.attention_dropout needs train.seq / parallel.cp in multiples of 4, since four "
      "keys share a draw; use parallel.cp_comm = gather or another train.seq",

@@ -331,7 +331,8 @@ static void row_gradient(struct build *b, int n, const struct attention *m, cons
                          const struct ring *r)
 {
     struct graph *g = b->g;
-    struct tensor qkv = of(g, s->qkv), dqkv = of(g, s->dqkv), dkv = of(g, r->block[0].dkv), dq = of(g, r->dq_sum);
+    struct tensor qkv = of(g, s->qkv), dqkv = of(g, s->dqkv), drow = attn_dkv_row(g, m, s),
+                  dkv = of(g, r->block[0].dkv), dq = of(g, r->dq_sum);
     int64_t kv = m->kv_heads * m->dim;
     if (dq.dtype != b->dev->real) {
         dq = of(g, s->dq);
@@ -341,9 +342,9 @@ static void row_gradient(struct build *b, int n, const struct attention *m, cons
         GRAPH_OP(g, n, PH_BWD, ring_add, .x = of(g, r->home), .y = dkv);
     attention_unrotate(g, n, m, s, attn_heads_of(m, dq, 0, m->heads), attn_raw_query(m, dqkv), attn_raw_query(m, qkv),
                        &s->q_norm, s->rstd_q);
-    attention_unrotate(g, n, m, s, half(m, dkv, 0), attn_raw_keys(m, dqkv), attn_raw_keys(m, qkv), &s->k_norm,
-                       s->rstd_k);
-    GRAPH_OP(g, n, PH_BWD, dropout, .x = tensor_cols(&dkv, kv, kv), .y = tensor_cols(&dqkv, m->v_at, kv));
+    attention_unrotate(g, n, m, s, half(m, dkv, 0), attn_raw_keys(m, drow), attn_raw_keys(m, attn_kv_row(g, m, s)),
+                       &s->k_norm, s->rstd_k);
+    GRAPH_OP(g, n, PH_BWD, dropout, .x = tensor_cols(&dkv, kv, kv), .y = tensor_cols(&drow, m->v_at, kv));
     if (m->gate_at >= 0)
         GRAPH_OP(g, n, PH_BWD, dropout, .x = of(g, r->dgate), .y = attn_gate(m, dqkv));
     graph_cost(g, n, PH_BWD, 0, 2 * (double)dtype_bytes(b->dev->real) * (double)b->rows * (double)m->width);

@@ -565,7 +565,8 @@ static const struct option_use moe_uses[] = {
     {"train.record_routes", router_chooses, "a layer beyond model.router_hash_layers"},
     {"train.replay_routes", router_chooses, "a layer beyond model.router_hash_layers"},
     {"plan.fused_experts", experts_not_codes, "experts that are not in FP8"},
-    {"parallel.overlap", experts_shared, "parallel.ep or parallel.etp above 1"},
+    {"parallel.overlap", experts_shared,
+     "parallel.ep or parallel.etp above 1, or parallel.tp above 1 with the value tp"},
     {"parallel.ep_capacity", experts_shared, "parallel.ep or parallel.etp above 1"},
     {"parallel.ep_fp8", experts_shared, "parallel.ep or parallel.etp above 1"},
 };
@@ -597,7 +598,7 @@ static const struct rule moe_rules[] = {
      {"parallel.ep", "parallel.etp", "model.pattern"}},
     {"expert-ffn-over-ranks", ffn_does_not_divide,
      "parallel.etp ranks share each expert: model.expert_ffn must be a multiple of it (times model.glu_interleave)",
-     {"parallel.etp", "model.expert_ffn", "model.glu_interleave"}},
+     {"model.expert_ffn", "parallel.etp", "model.glu_interleave"}},
     {"etp-returns-sums", codes_of_sums,
      "with parallel.etp above 1 outputs of experts are summed before they return, so they do not travel as codes; use "
      "parallel.ep_fp8 = dispatch",
@@ -605,7 +606,7 @@ static const struct rule moe_rules[] = {
     {"etp-within-scale-blocks", slices_within_blocks,
      "slices of experts end where blocks of 128 FP8 codes do: model.expert_ffn / parallel.etp must be a multiple of "
      "128",
-     {"parallel.etp", "model.expert_ffn", "gpu.precision"}},
+     {"model.expert_ffn", "parallel.etp", "gpu.precision"}},
     {"experts-over-ranks", experts_do_not_divide,
      "model.experts must be a multiple of parallel.ep, the ranks that share them",
      {"model.experts", "parallel.ep"}},

@@ -47,7 +47,7 @@ slot_id shared_expert_declare(struct build *b, struct act_rule rule, const struc
     wide /= b->mesh->tp;
     slot_id dout = c->shared_gate ? build_grad(b, "dshared", b->rows, d) : io->df;
     struct core_io in = {.h = io->h, .dh = io->dh, .df = dout};
-    struct shard_scope divided = shard_begin(b, &in);
+    struct shard_scope divided = shard_begin(b, &in, false);
     slot_id pre = build_real(b, "shared_pre", b->rows, wide), act = build_real(b, "shared_act", b->rows, f);
     slot_id dpre = build_grad(b, "dshared_pre", b->rows, wide), dact = build_grad(b, "dshared_act", b->rows, f);
     in.f = build_real(b, "shared", b->rows, d);

@@ -73,14 +73,14 @@ static int scatter_step(const struct step_ctx *c)
 
 static int ranks_of(const struct build *b, bool kv) { return kv ? b->mesh->kv_ranks : b->mesh->tp; }
 
-static int add_node(struct build *b, const char *name, bool kv)
+static int add_node(struct build *b, const char *name, enum node_role role, bool kv)
 {
     struct shard_node *n = graph_own(b->g, sizeof *n);
     if (n == NULL)
         return -1;
     *n = (struct shard_node){.what = graph_name(b->g, name), .mesh = b->mesh, .kv = kv};
     int node = graph_node(b->g, name, LANE_COMM, n);
-    graph_role(b->g, node, ROLE_SHARD);
+    graph_role(b->g, node, role);
     return node;
 }
 
@@ -118,14 +118,15 @@ static slot_id slot_of_all(struct build *b, const char *name, slot_id like, int 
     return graph_slot(b->g, name, tensor_2d(NULL, shape.dtype, shape.dim[0] * ranks, shape.dim[1]));
 }
 
-static struct gathered gather_over(struct build *b, const char *name, slot_id x, slot_id dx, bool kv)
+static struct gathered gather_over(struct build *b, const char *name, slot_id x, slot_id dx, enum node_role role,
+                                   bool kv)
 {
     int ranks = ranks_of(b, kv);
     struct graph *g = b->g;
     char grad[64];
     snprintf(grad, sizeof grad, "d%s", name);
     struct gathered all = {.x = slot_of_all(b, name, x, ranks), .dx = slot_of_all(b, grad, dx, ranks)};
-    int node = add_node(b, name, kv);
+    int node = add_node(b, name, role, kv);
     add_gather(b, node, PH_FWD, x, all.x);
     if (!training(b) || g->err.code != ST_OK)
         return all;
@@ -140,25 +141,31 @@ static struct gathered gather_over(struct build *b, const char *name, slot_id x,
 
 struct gathered shard_gather(struct build *b, const char *name, slot_id x, slot_id dx)
 {
-    return gather_over(b, name, x, dx, false);
+    return gather_over(b, name, x, dx, ROLE_SHARD, false);
 }
 
 struct gathered shard_gather_kv(struct build *b, const char *name, slot_id x, slot_id dx)
 {
-    return gather_over(b, name, x, dx, true);
+    return gather_over(b, name, x, dx, ROLE_SHARD, true);
 }
 
 void shard_collect(struct build *b, const char *name, slot_id part, slot_id all)
 {
-    add_gather(b, add_node(b, name, false), PH_BWD, part, all);
+    add_gather(b, add_node(b, name, ROLE_SHARD, false), PH_BWD, part, all);
+}
+
+static void scatter_rows(struct build *b, const char *name, slot_id y_all, slot_id y, slot_id dy, slot_id dy_all,
+                         enum node_role role)
+{
+    int node = add_node(b, name, role, false);
+    add_scatter(b, node, PH_FWD, y_all, y, b->mesh->tp);
+    if (training(b) && dy != NO_SLOT && dy_all != NO_SLOT)
+        add_gather(b, node, PH_BWD, dy, dy_all);
 }
 
 void shard_scatter(struct build *b, const char *name, slot_id y_all, slot_id y, slot_id dy, slot_id dy_all)
 {
-    int node = add_node(b, name, false);
-    add_scatter(b, node, PH_FWD, y_all, y, b->mesh->tp);
-    if (training(b) && dy != NO_SLOT && dy_all != NO_SLOT)
-        add_gather(b, node, PH_BWD, dy, dy_all);
+    scatter_rows(b, name, y_all, y, dy, dy_all, ROLE_SHARD);
 }
 
 /* ---- layers ---------------------------------------------------------------------------------- */
@@ -181,13 +188,13 @@ static void leave_scope(struct build *b, struct name_scope was)
     b->g->scope = was.scope;
 }
 
-struct shard_scope shard_begin(struct build *b, struct core_io *io)
+struct shard_scope shard_begin(struct build *b, struct core_io *io, bool whole)
 {
-    struct shard_scope s = {.outside = *io, .on = b->mesh->tp > 1};
+    struct shard_scope s = {.outside = *io, .whole = whole, .on = b->mesh->tp > 1 || b->mesh->tp_nodes};
     if (!s.on)
         return s;
     struct name_scope was = enter_scope(b);
-    struct gathered h = shard_gather(b, "gathered", io->h, io->dh);
+    struct gathered h = gather_over(b, "gathered", io->h, io->dh, whole ? ROLE_ROWS_IN : ROLE_SHARD, false);
     *io = (struct core_io){.h = h.x, .dh = h.dx, .df = slot_of_all(b, "dout", s.outside.df, b->mesh->tp), .f = NO_SLOT};
     leave_scope(b, was);
     b->rows *= b->mesh->tp;
@@ -201,7 +208,7 @@ void shard_end(struct build *b, const struct shard_scope *s, struct core_io *io)
     b->rows /= b->mesh->tp;
     struct name_scope was = enter_scope(b);
     slot_id f = build_real(b, "own_out", b->rows, b->cfg->model.hidden);
-    shard_scatter(b, "scattered", io->f, f, s->outside.df, io->df);
+    scatter_rows(b, "scattered", io->f, f, s->outside.df, io->df, s->whole ? ROLE_ROWS_OUT : ROLE_SHARD);
     leave_scope(b, was);
     *io = s->outside;
     io->f = f;

@@ -33,9 +33,10 @@ int64_t shard_first_row(const struct build *b);
  * after it io has this rank's rows of everything. */
 struct shard_scope {
     struct core_io outside;
-    bool on;
+    bool on, whole;
 };
-struct shard_scope shard_begin(struct build *b, struct core_io *io);
+/* whole: all of a layer is between, so that schedules may cut there; else a part of one. */
+struct shard_scope shard_begin(struct build *b, struct core_io *io, bool whole);
 void shard_end(struct build *b, const struct shard_scope *s, struct core_io *io);
 
 /* x [rows, n] of every rank as one slot of all rows, in the scope of the layer; its gradient, if given (NO_SLOT: none),

@@ -180,7 +180,7 @@ static int declare_layers(struct build *b, const struct part *p, struct sublayer
         struct core_io io = {.h = next.h, .dh = next.dh, .df = next.df, .f = NO_SLOT};
         struct shard_scope divided = {0};
         if (!core->by_row)
-            divided = shard_begin(b, &io);
+            divided = shard_begin(b, &io, true);
         TRY(core->declare(b, &io));
         shard_end(b, &divided, &io);
         next.f = io.f;
@@ -332,11 +332,15 @@ static int declare_stack(struct build *b, const struct pattern *p, struct model_
 static int check_rows(const struct model *m, const struct model_plan_opts *o, struct err *e)
 {
     int64_t seq = o->mode == BUILD_DECODE ? o->seq : o->seq / m->mesh.cp, rows = o->batch * seq;
+    int fewer = m->mesh.tp;
     if (rows % m->mesh.tp == 0)
         return ST_OK;
+    while (rows % fewer != 0)
+        fewer--;
     err_set(e, ST_USAGE, "the %lld tokens of a microbatch, %lld x %lld, cannot be shared by parallel.tp = %d ranks",
             (long long)rows, (long long)o->batch, (long long)seq, m->mesh.tp);
-    return err_hint(e, "a train.seq that is a multiple of %d works", m->mesh.tp * m->mesh.cp);
+    return err_hint(e, "parallel.tp = %d divides them; with %d, train.seq must be a multiple of %d", fewer, m->mesh.tp,
+                    m->mesh.tp * m->mesh.cp);
 }
 
 static int declare_plan(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
@@ -414,12 +418,15 @@ static int settle_replays(const struct model *m, struct model_plan *mp, struct e
 static int order_plan(const struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct order *out,
                       struct err *e)
 {
-    static const enum overlap_kind kinds[] = {
-        [CFG_OVERLAP_NONE] = OVERLAP_NONE, [CFG_OVERLAP_EP] = OVERLAP_EP, [CFG_OVERLAP_DW] = OVERLAP_DW};
+    static const enum overlap_kind kinds[] = {[CFG_OVERLAP_NONE] = OVERLAP_NONE,
+                                              [CFG_OVERLAP_EP] = OVERLAP_EP,
+                                              [CFG_OVERLAP_DW] = OVERLAP_DW,
+                                              [CFG_OVERLAP_TP] = OVERLAP_TP};
     const struct config_parallel *c = &m->cfg->parallel;
     const struct mesh *at = &m->mesh;
-    enum overlap_kind overlap = o->mode == BUILD_TRAIN ? kinds[c->overlap] : OVERLAP_NONE;
-    bool whole = o->mode == BUILD_TRAIN && o->n_micro > 1 && (at->pp > 1 || at->vpp > 1 || overlap == OVERLAP_EP);
+    bool overlaps = o->mode == BUILD_TRAIN && config_reads(m->cfg, "parallel.overlap"); /* is there what travels? */
+    enum overlap_kind overlap = overlaps ? kinds[c->overlap] : OVERLAP_NONE;
+    bool whole = o->mode == BUILD_TRAIN && o->n_micro > 1 && (at->pp > 1 || at->vpp > 1 || overlap_pairs(overlap));
     mp->n_micro = whole ? (int)o->n_micro : 1;
     if (!whole && overlap == OVERLAP_NONE)
         return schedule_plain(&mp->g, m->cfg->plan.delay_dw, out, e);

@@ -194,10 +194,11 @@ static int add_step(struct builder *b, struct step_ref ref)
 
 /* A gather or a copy from the host that a replay needed earlier than the order has it is there already, and a slot that
  * a replay has made beside others need not be copied. */
+static bool fetches(enum node_role r) { return r == ROLE_GATHER || r == ROLE_OFFLOAD || r == ROLE_ROWS_IN; }
 static bool is_there(const struct builder *b, const struct step_ref *r)
 {
     const struct node *n = &b->g->nodes[r->node];
-    if (r->phase != PH_REPLAY || (n->role != ROLE_GATHER && n->role != ROLE_OFFLOAD))
+    if (r->phase != PH_REPLAY || !fetches(n->role))
         return false;
     slot_id made = n->role == ROLE_OFFLOAD ? n->phase[PH_REPLAY].use[1].slot : NO_SLOT;
     return b->done[((size_t)r->node * PH_COUNT + (size_t)r->phase) * (size_t)b->n_mb + (size_t)r->mb] ||

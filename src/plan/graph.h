@@ -129,12 +129,19 @@ enum node_role {
     ROLE_CUT_OUT,  /* stream to the stage after, its gradient from it */
     /* weights of a unit of layers from the ranks that own pieces of them (forward; replay: again, for backward) */
     ROLE_GATHER,
-    ROLE_REDUCE,  /* gradients of a unit to their owners, after the last contribution */
-    ROLE_CONTEXT, /* between ranks that divide sequences: keys and values, states, edges */
-    ROLE_RING,    /* the same to the next of these ranks, or home: blocks of keys and values and their gradients */
-    ROLE_OFFLOAD, /* a saved slot to host memory (forward) and back (replay); made by order_offload() */
-    ROLE_SHARD,   /* rows of the residual stream that tensor-parallel ranks gather, or sum and scatter */
+    ROLE_REDUCE,   /* gradients of a unit to their owners, after the last contribution */
+    ROLE_CONTEXT,  /* between ranks that divide sequences: keys and values, states, edges */
+    ROLE_RING,     /* the same to the next of these ranks, or home: blocks of keys and values and their gradients */
+    ROLE_OFFLOAD,  /* a saved slot to host memory (forward) and back (replay); made by order_offload() */
+    ROLE_SHARD,    /* rows of the residual stream that tensor-parallel ranks gather, or sum and scatter */
+    ROLE_ROWS_IN,  /* the same in front of a whole layer and */
+    ROLE_ROWS_OUT, /* behind it: where schedules cut */
 };
+/* Between tensor-parallel ranks. */
+static inline bool role_is_shard(enum node_role r)
+{
+    return r == ROLE_SHARD || r == ROLE_ROWS_IN || r == ROLE_ROWS_OUT;
+}
 struct node {
     const char *name; /* "3.attn.qkv" */
     int layer;        /* physical, 0-based; -1: none */

@@ -44,7 +44,10 @@ enum overlap_kind {
     OVERLAP_NONE,
     OVERLAP_EP, /* forward of one microbatch against backward of another; all-to-alls of each hide behind the other */
     OVERLAP_DW, /* within a microbatch: weight gradients of experts under the backward of their dispatch */
+    OVERLAP_TP, /* as EP, and rows between tensor-parallel ranks hide too */
 };
+/* Does a schedule run two microbatches against each other? */
+static inline bool overlap_pairs(enum overlap_kind k) { return k == OVERLAP_EP || k == OVERLAP_TP; }
 struct schedule_opts {
     int pp, vpp, pp_rank; /* stages, chunks of each, this one; 0 counts as 1 */
     int n_mb;             /* microbatches of the step */

@@ -25,17 +25,17 @@ int plan_waits(struct builder *b);
 /* place.c: frames, workspace, host memory, in-place pairs. */
 int plan_place(struct builder *b);
 
-/* schedule_overlap.c: units of a schedule as nodes of a graph. A chunk's nodes, and where its all-to-alls cut them. */
-struct moe_cut {
-    int dispatch, experts, combine, end; /* first positions of the parts, in nodes[] */
+/* schedule_overlap.c: units of a schedule as nodes of a graph. A chunk's nodes, and where exchanges cut them. */
+struct layer_cut {
+    int in, core, out, end; /* first positions of the parts, in nodes[] */
 };
 struct chunk_cut {
     int *nodes; /* in declared order, without host nodes */
     int n_nodes;
     size_t cap_nodes;
-    struct moe_cut *moe;
-    int n_moe;
-    size_t cap_moe;
+    struct layer_cut *cut;
+    int n_cuts;
+    size_t cap_cuts;
 };
 struct cutter {
     const struct graph *g;

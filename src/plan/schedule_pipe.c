@@ -19,8 +19,9 @@ static int check(const struct schedule_opts *o, struct err *e)
 {
     if (o->pp_rank < 0 || o->pp_rank >= o->pp)
         return err_set(e, ST_INTERNAL, "schedule: stage %d of %d", o->pp_rank, o->pp);
-    if (o->pp > 1 && o->vpp == 1 && o->overlap == OVERLAP_EP) {
-        err_set(e, ST_USAGE, "parallel.overlap=ep with parallel.pp=%d needs parallel.vpp of at least 2", o->pp);
+    if (o->pp > 1 && o->vpp == 1 && overlap_pairs(o->overlap)) {
+        err_set(e, ST_USAGE, "parallel.overlap=%s with parallel.pp=%d needs parallel.vpp of at least 2",
+                o->overlap == OVERLAP_EP ? "ep" : "tp", o->pp);
         err_hint(e,
                  "with one chunk per stage the last stage's forward would be paired with the backward of the same "
                  "microbatch, which "
@@ -56,7 +57,7 @@ int schedule_warmup(const struct schedule_opts *opts)
     int later = o.pp - o.pp_rank - 1, all = o.n_mb * o.vpp;
     int w = o.vpp == 1 ? later : 2 * later + (o.vpp - 1) * o.group;
     /* One more keeps the two halves of a pair independent: see schedule_overlap.c. */
-    w += o.overlap == OVERLAP_EP;
+    w += overlap_pairs(o.overlap);
     return o.forward_only || w > all ? all : w;
 }
 
@@ -90,7 +91,7 @@ int schedule_units(const struct schedule_opts *opts, struct schedule_units *out,
     for (int id = 0; !o.forward_only && id < all; id++) {
         if (id + warmup < all) {
             struct schedule_unit f = unit_of(&o, id + warmup, false);
-            f.paired = o.overlap == OVERLAP_EP;
+            f.paired = overlap_pairs(o.overlap);
             TRY(add_unit(out, f, e));
         }
         TRY(add_unit(out, unit_of(&o, id, true), e));

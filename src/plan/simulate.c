@@ -110,7 +110,7 @@ static void set_kind(struct sim_task *t, const struct sim_place *at, const struc
             t->kind = SIM_GROUP;
             t->key = INT64_MIN / 2 + ((int64_t)at->line << 40) + number;
         }
-    } else if (n->role == ROLE_SHARD && at->team >= 0) {
+    } else if (role_is_shard(n->role) && at->team >= 0) {
         t->kind = SIM_GROUP;
         t->key = INT64_MIN / 4 + ((int64_t)at->team << 40) + meetings->team++;
     }

@@ -117,6 +117,8 @@ static int set_pattern(struct finder *f, int pp, int vpp)
     return config_set(&f->c, "model.pattern", text, NULL, f->e);
 }
 
+static const char *overlap_of(const struct attempt *k) { return !k->overlap ? "none" : k->tp > 1 ? "tp" : "ep"; }
+
 static int set_mesh(struct finder *f, const struct attempt *k, int64_t n_mb)
 {
     bool alone = k->zero < 0;
@@ -137,7 +139,7 @@ static int set_mesh(struct finder *f, const struct attempt *k, int64_t n_mb)
     TRY(set_pattern(f, k->pp, k->vpp));
     for (int i = 0; i < countof(sizes); i++)
         TRY(set_number(&f->c, sizes[i].name, sizes[i].value, f->e));
-    return config_set(&f->c, "parallel.overlap", k->overlap ? "ep" : "none", NULL, f->e);
+    return config_set(&f->c, "parallel.overlap", overlap_of(k), NULL, f->e);
 }
 
 /* A message without the values in its brackets is the reason. */
@@ -243,15 +245,15 @@ static double stage_seconds(const struct finder *f, const struct attempt *k, con
     double last = 1 + p->attention * ((2.0 * k->cp - 1) / k->cp - 1); /* of the ranks that divide a sequence */
     double compute = p->seconds / stages * uneven / (k->tp * k->cp) * last;
     double stream = own * (double)c->hidden * 2, keys = tokens * (double)(2 * c->kv_heads * c->head_dim) / k->tp * 2;
+    double hidden = k->overlap ? 0.7 : 0; /* behind the other microbatch of a pair */
     double rows = 5 * (double)f->layers / stages * machine_exchange(f->m, k->tp, 1, stream);
     double context = 2 * (double)f->attention_layers / stages * machine_exchange(f->m, k->cp, k->tp, keys);
     double copies = f->expert_layers > 0 ? k->ep * tokens_on_rank(c, k->ep) : 0; /* of a token */
     double rows_out = stream * copies / k->tp;
     double sent =
         4 * (double)f->expert_layers / stages *
-        (machine_exchange(f->m, k->ep, k->etp, rows_out) + machine_exchange(f->m, k->etp, 1, rows_out * k->etp)) *
-        (k->overlap ? 0.3 : 1);
-    return compute + rows + context + sent;
+        (machine_exchange(f->m, k->ep, k->etp, rows_out) + machine_exchange(f->m, k->etp, 1, rows_out * k->etp));
+    return compute + context + (1 - hidden) * (rows + sent);
 }
 
 /* What a message costs beside `room` seconds of computing, which it slows down. */
@@ -370,7 +372,12 @@ static int add_shapes(struct finder *f, struct attempt k)
         for (k.etp = 1; k.etp <= most; k.etp *= 2) {
             if (stage % (k.ep * k.etp) != 0 || experts % k.ep != 0)
                 continue;
-            k.overlap = k.ep > 1 && (k.pp == 1 || k.vpp > 1);
+            bool pairs = k.pp == 1 || k.vpp > 1;
+            k.overlap = k.ep > 1 && pairs;
+            TRY(add_levels(f, k));
+            if (k.ep > 1 || k.tp == 1 || !pairs)
+                continue;
+            k.overlap = true; /* of rows between tensor-parallel ranks, for the memory of a second microbatch */
             TRY(add_levels(f, k));
         }
     return ST_OK;
@@ -446,7 +453,7 @@ static void print_options(const struct attempt *k, struct buf *out)
         buf_addf(out, " --parallel.etp=%d", k->etp);
     buf_addf(out, " --parallel.zero=%d --train.micro_batch=%lld", k->zero, (long long)k->micro);
     if (k->overlap)
-        buf_add(out, " --parallel.overlap=ep");
+        buf_addf(out, " --parallel.overlap=%s", overlap_of(k));
     if (policies[k->policy].recompute[0] != '\0')
         buf_addf(out, " --plan.recompute=%s", policies[k->policy].recompute);
     if (strcmp(policies[k->policy].block, "off") != 0)

@@ -218,7 +218,7 @@ enum task_kind step_kind(const struct plan *p, int step)
         return n->role == ROLE_GATHER ? KIND_GATHER : KIND_REDUCE;
     if (n->role == ROLE_CONTEXT || n->role == ROLE_RING)
         return KIND_CONTEXT;
-    if (n->role == ROLE_SHARD)
+    if (role_is_shard(n->role))
         return n->phase[s->ref.phase].flops > 0 ? phases[s->ref.phase] : KIND_ROWS;
     if (n->role == ROLE_OFFLOAD)
         return KIND_HOST;

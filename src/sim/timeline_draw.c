@@ -191,8 +191,10 @@ static void draw_head(const struct sheet *s)
     const struct timeline *tl = s->tl;
     const struct mesh *m = &tl->rank[0].t.model.mesh;
     const struct machine *p = &tl->machine;
-    static const char *const overlaps[] = {
-        [CFG_OVERLAP_NONE] = "no overlap", [CFG_OVERLAP_EP] = "overlap ep", [CFG_OVERLAP_DW] = "overlap dw"};
+    static const char *const overlaps[] = {[CFG_OVERLAP_NONE] = "no overlap",
+                                           [CFG_OVERLAP_EP] = "overlap ep",
+                                           [CFG_OVERLAP_DW] = "overlap dw",
+                                           [CFG_OVERLAP_TP] = "overlap tp"};
     buf_addf(s->out,
              "<text x=\"%d\" y=\"22\" style=\"font-size:15px;font-weight:600\">%s: one step of %d ranks, %.2f ms; PP%d "
              "x VPP%d, TP%d, CP%d, DP%d, EP%d, ETP%d, %lld microbatches, %s%s%s</text>\n",

@@ -7,6 +7,7 @@ struct rank_place place_alone(void) { return (struct rank_place){.mesh = mesh_al
 
 int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e)
 {
+    static const enum loop_axis axes[] = {[CFG_LOOP_EP] = LOOP_EP, [CFG_LOOP_DP] = LOOP_DP, [CFG_LOOP_TP] = LOOP_TP};
     const struct config_parallel *c = &cfg->parallel;
     *s = (struct mesh_sizes){.pp = (int)c->pp,
                              .vpp = (int)c->vpp,
@@ -17,11 +18,13 @@ int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e)
                              .first_layers = c->pp > 1 ? (int)c->first_layers : 0,
                              .last_layers = c->pp > 1 ? (int)c->last_layers : 0,
                              .zero = (int)c->zero,
-                             .loop_dp = c->loop_axis == CFG_LOOP_DP};
+                             .loop = axes[c->loop_axis]};
     /* Fewer groups of keys and values than ranks: several share one. */
     int64_t groups = strchr(cfg->model.pattern, '*') != NULL ? cfg->model.kv_heads : 0;
     if (groups > 0 && c->tp > groups && c->tp % groups == 0)
         s->kv_ranks = (int)(c->tp / groups);
+    if (s->vpp == 0 && s->pp == 1)
+        s->vpp = 1; /* '|' without a pipeline says nothing */
     if (s->vpp > 0)
         return ST_OK;
     struct pattern p;

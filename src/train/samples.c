@@ -16,7 +16,7 @@ struct samples {
     bool off;   /* something failed, and was noted */
 };
 
-static bool alone(const struct trainer *t) { return t->model.mesh.world == 1; }
+static bool alone(const struct trainer *t) { return t->model.mesh.world == 1 && t->model.mesh.vpp == 1; }
 
 int samples_plan(struct trainer *t, struct err *e)
 {
@@ -49,9 +49,13 @@ static int prepare(struct trainer *t, struct samples *s, struct err *e)
     struct token_ids ids = {0};
     if (s->ready)
         return ST_OK;
-    if (!alone(t))
+    if (t->model.mesh.world > 1)
         return err_set(e, ST_UNSUPPORTED, "run.sample_tokens needs a run on one rank, and there are %d",
                        t->model.mesh.world);
+    if (!alone(t))
+        return err_set(e, ST_UNSUPPORTED,
+                       "run.sample_tokens needs a run without virtual stages, and parallel.vpp is %d",
+                       t->model.mesh.vpp);
     TRY(mem_array((void **)&s->scratch, (size_t)t->cfg->model.vocab, sizeof *s->scratch, e));
     int st = tokenizer_encode(&t->tok, prompt, strlen(prompt), TOKEN_SPECIAL | TOKEN_TEMPLATE, &ids, e);
     s->prompt = ids.ids;

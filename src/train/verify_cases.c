@@ -84,6 +84,14 @@ static const struct verify_case cases[] = {
     {"TP2 x EP4, ranks of two microbatches", 4, 1, 1, 4, .options = "", .tp = 2},
     {"TP4 x EP2", 4, 1, 1, 2, .options = "", .tp = 4},
     {"TP2 x PP2 x VPP2 x EP2, overlap", 4, 2, 2, 2, .options = "parallel.overlap=ep", .tp = 2},
+    {"TP2, overlap of rows", 2, 1, 1, 1, .options = "parallel.overlap=tp", .tp = 2},
+    {"TP2 x DP2, overlap of rows, zero 3, lanes in random order, poisoned", 4, 1, 1, 1,
+     .options = "parallel.overlap=tp parallel.zero=3 plan.random_lanes=3 plan.poison=on", .tp = 2},
+    {"TP2, overlap of rows, recomputed, rest in host memory, lanes in random order, poisoned", 2, 1, 1, 1,
+     .options = "parallel.overlap=tp plan.recompute=full plan.offload=* plan.offload_min=0 plan.random_lanes=5 "
+                "plan.poison=on",
+     .tp = 2},
+    {"TP2 x PP2 x VPP2 x EP2, overlap of rows and experts", 4, 2, 2, 2, .options = "parallel.overlap=tp", .tp = 2},
     {"ETP2", 2, 1, 1, 1, .options = "", .etp = 2},
     {"ETP2 x EP2", 4, 1, 1, 2, .options = "", .etp = 2},
     {"ETP2 x EP2, buffers that overflow", 4, 1, 1, 2, .options = "parallel.ep_capacity=0.3", .etp = 2},
@@ -136,11 +144,11 @@ struct combination {
     int value[FACTORS]; /* index into values[] */
 };
 static const int n_values[FACTORS] = {[PP] = 3,  [CP] = 3,     [RING] = 2, [TP] = 2,      [VPP] = 2,   [EP] = 3,
-                                      [ETP] = 2, [COPIES] = 4, [ZERO] = 4, [OVERLAP] = 3, [DELAY] = 2, [RECOMPUTE] = 2};
+                                      [ETP] = 2, [COPIES] = 4, [ZERO] = 4, [OVERLAP] = 4, [DELAY] = 2, [RECOMPUTE] = 2};
 static const int numbers[FACTORS][MOST_VALUES] = {
     [PP] = {1, 2, 4}, [CP] = {1, 2, 4}, [TP] = {1, 2},           [VPP] = {1, 2},
     [EP] = {1, 2, 4}, [ETP] = {1, 2},   [COPIES] = {1, 2, 4, 8}, [ZERO] = {0, 1, 2, 3}};
-static const char *const overlaps[] = {"none", "ep", "dw"};
+static const char *const overlaps[] = {"none", "ep", "dw", "tp"};
 
 static int number(const struct combination *c, enum factor f) { return numbers[f][c->value[f]]; }
 /* Ranks of a stage; those of them that share a microbatch. */
@@ -157,8 +165,9 @@ static bool legal(const struct combination *c, const struct traits *t)
     int micros = VERIFY_BATCH * inner_of(c) / stage;
     if ((number(c, ZERO) == 3 && pp > 1) || (number(c, ZERO) != 1 && stage == 1))
         return false;
-    bool overlap = c->value[OVERLAP] > 0, with_ep = c->value[OVERLAP] == 1;
-    if ((overlap && ep == 1) || (with_ep && pp > 1 && vpp == 1))
+    int overlap = c->value[OVERLAP];
+    bool rows = overlap == 3, pairs = overlap == 1 || rows;
+    if ((overlap > 0 && !rows && ep == 1) || (rows && number(c, TP) == 1) || (pairs && pp > 1 && vpp == 1))
         return false;
     return vpp == 1 || micros >= pp; /* a group of microbatches for each chunk */
 }

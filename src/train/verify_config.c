@@ -92,7 +92,7 @@ static int small_numbers(struct config *c, const struct tiny_model *m, struct er
     static const struct tiny_size coded[] = {
         {"model.heads", 2, true},          {"model.kv_heads", 2, true},
         {"model.head_dim", 128, true},     {"model.ffn", 256, true},
-        {"model.expert_ffn", 128, true},   {"model.mla_nope", 128, true},
+        {"model.expert_ffn", 256, true},   {"model.mla_nope", 128, true},
         {"model.mla_rope", 128, true},     {"model.mla_v", 128, true},
         {"model.mla_kv_rank", 32, true},   {"model.mla_q_rank", 16, false},
         {"model.shared_ffn", 256, false},  {"model.mamba_head_dim", 64, true},

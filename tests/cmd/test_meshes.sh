@@ -95,10 +95,25 @@ ok "alike" agrees
 ok "PP2xVPP2 continues what EP4 saved" continues EP4 2 "$cut4" --parallel.pp=2
 ok "alike" agrees
 
+# '|' without stages says nothing, in a plan as in a run; virtual stages that are asked for are had, on one rank too.
+cut=(--model.pattern='*-|*-|*-|*-' --train.warmup=0)
+allocated() { sed -nE 's/.*, (.*) planned and allocated.*/\1/p' "$dir/err"; }
+as_planned() { # options...: a run on one rank takes what the plan says
+    local took
+    runs "$BRAID" train "$tiny" --data.train="$book" --run.threads=1 "${cut[@]}" --train.steps=2 "$@" && took=$(allocated) && [ -n "$took" ] &&
+        prints "^total .*$took\$" "$BRAID" plan "$tiny" --run.threads=1 "${cut[@]}" "$@"
+}
+ok "segments on one rank take what the plan says" as_planned
+ok "so do virtual stages" as_planned --parallel.vpp=4
+ok "segments on one rank" runs train "${cut[@]}" --train.steps=5 --run.dir="$dir/segments"
+ok "virtual stages on one rank" runs train "${cut[@]}" --train.steps=5 --parallel.vpp=4 --run.dir="$dir/virtual"
+ok "have the same bits" same "$dir/segments" "$dir/virtual"
+ok "and cannot be had without segments" fails 2 'parallel.pp * parallel.vpp segments are needed' train --parallel.vpp=2
+
 # What travels, and sizes that do not divide.
 paper=(plan "$tiny" "${model[@]}" "$flat" --parallel.ranks=4 --parallel.ep=2)
 ok "the plan shows the rows that travel: 16 tokens, for 2 ranks" prints 'back (.*); 32 rows, of which' "$BRAID" "${paper[@]}"
 ok "codes are fewer bytes" prints 'buffers of 1.50 KiB there' "$BRAID" "${paper[@]}" --parallel.ep_fp8=dispatch
 ok "ranks that do not divide by ep and etp" fails 2 "use parallel.ep = 2 and parallel.etp = 2" "$BRAID" "${paper[@]}" --parallel.etp=4
-ok "channels that do not divide by etp" fails 2 "for example --parallel.etp=" "$BRAID" "${paper[@]}" --parallel.etp=5
+ok "channels that do not divide by etp" fails 2 "for example --model.expert_ffn=" "$BRAID" "${paper[@]}" --parallel.etp=5
 finish

@@ -42,8 +42,10 @@ ok "steps on two threads" test -n "$(bits --parallel.ranks=2)"
 shared=$(bits --parallel.ranks=2 --parallel.ep=2)
 ok "experts on two ranks" test -n "$shared"
 ok "overlapped, with the plain bits" test "$(bits --parallel.ranks=2 --parallel.ep=2 --parallel.overlap=ep)" = "$shared"
-overlap() { CONFIG=$tiny GBPS=1 "$(dirname "$0")/../gpu/overlap.sh" "$BRAID" --run.device=cpu "${model[@]:0:2}" --run.threads=1; }
-ok "schedules over a loop give the same bits" prints 'all bits are equal' overlap
-copies() { CONFIG=$tiny GBPS=1 STEPS=3 BATCH=4 "$(dirname "$0")/../gpu/overlap_dp.sh" "$BRAID" --run.device=cpu "${model[@]:0:2}" --run.threads=1; }
-ok "gradients and weights over a loop change no bit" prints 'all bits are equal' copies
+hidden() { AXIS=$1 CONFIG=$tiny GBPS=1 STEPS=2 BATCH=4 "$(dirname "$0")/../gpu/overlap.sh" "$BRAID" --run.device=cpu "${model[@]:0:2}" --run.threads=1; }
+ok "schedules of experts over a loop give the same bits" prints 'all bits are equal' hidden ep
+ok "gradients and weights over a loop change no bit" prints 'all bits are equal' hidden dp
+ok "nor do rows of tensor-parallel ranks" prints 'all bits are equal' hidden tp
+ok "both schedules of these were measured" test "$(grep -cE '^(none|tp) .*%' "$dir/out")" -eq 2
+ok "--exposed needs a loop" fails 2 'is for parallel.comm=loop' "$BRAID" bench train "$tiny" --exposed=on
 finish

@@ -252,7 +252,6 @@ static const struct rule_case rule_cases[] = {
      {"parallel.etp", "2", "model.hidden", "640", "model.expert_ffn", "384", "gpu.precision", "fp8", "model.pattern",
       "*E"}},
     {"tensor-scale-without-tp", {"gpu.fp8_recipe", "tensor", "gpu.precision", "fp8", "parallel.tp", "2"}},
-    {"shared-keys-without-cp", {"parallel.tp", "4", "parallel.cp", "2", "model.heads", "4", "model.kv_heads", "2"}},
     {"row-norm-without-tp", {"parallel.tp", "2", "model.qk_norm", "row"}},
     {"mamba-norm-by-group-under-tp", {"parallel.tp", "2", "model.mamba_norm", "whole", "model.pattern", "M"}},
     {"capacity-without-tp", {"parallel.tp", "2", "model.router_capacity", "1", "model.pattern", "*E"}},

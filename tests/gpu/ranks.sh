@@ -3,7 +3,10 @@
 # losses must be those of the same mesh on the CPU (1e-5), a second run must give the same bits, and every rank must allocate what `braid
 # plan` says. A table, then "N passed, N failed".
 #
-#   tests/gpu/ranks.sh [BRAID]      ONLY=regex: meshes; JOBS=2: meshes at a time; DEVICE=cpu: a rehearsal, ipc over host memory
+#   tests/gpu/ranks.sh [BRAID]      JOBS=2: meshes at a time, each with both its runs and the one on the CPU side by side
+#
+#   ONLY=regex   meshes whose line matches: ONLY='^(TP2|PP2 TP2)\|'; ONLY=main: a mesh of each kind, and rings
+#   DEVICE=cpu   a rehearsal, ipc over host memory;  LIMIT=120: seconds that a run may take
 #
 # A mesh is a line of the table below: name | ranks | pattern | options of parallel; those of other sections with their section.
 set -u
@@ -20,10 +23,12 @@ meshes=(
     "PP2|2|$cut2|pp=2"
     "PP2 VPP2|2|$cut4|pp=2"
     "CP2|2|$flat|cp=2"
+    "CP2 ring|2|$flat|cp=2 cp_comm=ring"
     "CP2 delta net|2|[G-][*E]/*E|cp=2"
     "CP2 latent|2|[+-][+E]/+E|cp=2"
     "CP2 sparse|2|$sparse|cp=2 $lists"
     "TP2|2|$flat|tp=2 $groups"
+    "TP2 overlap|2|$flat|tp=2 overlap=tp $groups"
     "TP2 delta net|2|[G-][*E]/*E|tp=2 model.gdn_key_heads=2 model.gdn_value_heads=4 model.gdn_value_dim=64"
     "TP2 latent|2|[+-][+E]/+E|tp=2"
     "TP2 sparse|2|$sparse|tp=2 $lists"
@@ -36,6 +41,8 @@ meshes=(
     "TP2 CP2|4|$flat|tp=2 cp=2 $groups"
     "TP2 CP2 sparse|4|$sparse|tp=2 cp=2 $lists"
     "CP4|4|$flat|cp=4"
+    "CP4 ring|4|$flat|cp=4 cp_comm=ring"
+    "TP2 CP2 ring|4|$flat|tp=2 cp=2 cp_comm=ring $groups"
     "CP2 EP4 zero 2|4|$flat|cp=2 ep=4 zero=2"
     "CP2 PP2|4|$cut2|cp=2 pp=2"
     "DP2 EP2 zero 3|4|$flat|ep=2 zero=3"
@@ -49,13 +56,15 @@ meshes=(
     "TP2 CP2 EP4 zero 2|8|$flat|tp=2 cp=2 ep=4 zero=2 $groups"
     "PP2 VPP2 EP2 DP2 overlap|8|$cut4|pp=2 ep=2 overlap=ep zero=2"
 )
+only=${ONLY:-.}
+[ "$only" = main ] && only='^(DP4 zero 3|CP2|CP2 ring|TP2|TP2 overlap|TP4|EP2 TP2|PP2 TP2|TP2 CP2|PP2 VPP2 EP2 DP2 overlap)\|'
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 head -c 300000 "$braid" | base64 -w 76 >"$dir/text"
 model=(--data.train="$dir/text" --model.hidden=128 --model.heads=4 --model.ffn=256 --model.experts=8 --model.topk=2 --model.expert_ffn=128
        --model.mamba_head_dim=32 --model.mamba_state=32 --model.mamba_chunk=32 --model.mtp_scale=0.3 --train.seq=128
        --train.micro_batch=1 --train.global_batch=16 --train.steps=10 --train.lr=1e-3 --gpu.precision=fp32 --train.log_every=1 --run.report=off
-       --run.tensorboard=off --parallel.timeout=60)
+       --run.tensorboard=off --parallel.timeout="${LIMIT:-120}")
 
 launch() { # folder for output, ranks, command...: ranks as torchrun starts them, all with LOCAL_RANK
     local out=$1 n=$2 r status=0 pids=() port=$((20000 + (BASHPID * 37 + RANDOM) % 20000))
@@ -98,9 +107,12 @@ one_mesh() { # number, line: a row of the table
     [ "$device" = cuda ] || comm=(--parallel.comm=ipc --run.threads=1)
     OMP_NUM_THREADS=1 "$braid" train "${model[@]}" "${options[@]}" --run.threads=1 --parallel.ranks="$ranks" --run.device=cpu --run.quiet=on \
         --run.dir="$at/cpu" >"$at/cpu.log" 2>&1 &
-    local cpu=$!
-    if ! launch "$at/a" "$ranks" "$braid" train "${model[@]}" "${options[@]}" "${comm[@]}" --run.device="$device" --run.dir="$at/one" ||
-        ! launch "$at/b" "$ranks" "$braid" train "${model[@]}" "${options[@]}" "${comm[@]}" --run.device="$device" --run.dir="$at/two"; then
+    local cpu=$! second
+    launch "$at/b" "$ranks" "$braid" train "${model[@]}" "${options[@]}" "${comm[@]}" --run.device="$device" --run.dir="$at/two" &
+    second=$!
+    launch "$at/a" "$ranks" "$braid" train "${model[@]}" "${options[@]}" "${comm[@]}" --run.device="$device" --run.dir="$at/one"
+    local first=$?
+    if ! wait $second || [ $first != 0 ]; then
         cat "$at"/a/err* "$at"/b/err* 2>/dev/null | grep -m 3 'error' | sed "s/^/# $name: /"
     fi
     wait $cpu || sed "s/^/# $name on the CPU: /" "$at/cpu.log" | tail -n 2
@@ -119,7 +131,7 @@ echo "| mesh | processes | transport | losses against the CPU | second run | mem
 echo "|---|---|---|---|---|---|---|---|"
 n=0
 for line in "${meshes[@]}"; do
-    [[ $line =~ ${ONLY:-.} ]] || continue
+    [[ $line =~ $only ]] || continue
     n=$((n + 1))
     one_mesh "$n" "$line" 2>&1 | tee "$dir/row$n" & # a run that is cut short has printed what it knows
     while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do sleep 0.1; done

@@ -55,6 +55,8 @@ static void warm_up_counts_are_those_of_the_tables(void **state)
             assert_int_equal(schedule_warmup(&o), rows[k].plain[r]);
             o.overlap = OVERLAP_EP;
             assert_int_equal(schedule_warmup(&o), rows[k].overlap[r]);
+            o.overlap = OVERLAP_TP;
+            assert_int_equal(schedule_warmup(&o), rows[k].overlap[r]);
             o.overlap = OVERLAP_DW;
             assert_int_equal(schedule_warmup(&o), rows[k].plain[r]);
         }
@@ -132,7 +134,7 @@ static void every_table_is_complete(void **state)
     for (int k = 0; k < countof(pipes); k++)
         for (int v = 0; v < countof(chunks); v++)
             for (int m = 0; m < countof(micros); m++)
-                for (int overlap = 0; overlap < 3; overlap++)
+                for (int overlap = OVERLAP_NONE; overlap <= OVERLAP_TP; overlap++)
                     for (int r = 0; r < pipes[k][0]; r++) {
                         struct schedule_opts o = {.pp = pipes[k][0],
                                                   .vpp = chunks[v],
@@ -142,7 +144,7 @@ static void every_table_is_complete(void **state)
                                                   .overlap = (enum overlap_kind)overlap};
                         bool group_fits =
                             o.vpp == 1 || (o.group <= o.n_mb && (o.n_mb % o.group == 0 || o.n_mb % o.group >= o.pp));
-                        if (group_fits && !(o.pp > 1 && o.vpp == 1 && overlap == OVERLAP_EP)) {
+                        if (group_fits && !(o.pp > 1 && o.vpp == 1 && overlap_pairs(o.overlap))) {
                             check_table(&o);
                             tables++;
                         } else {
@@ -170,7 +172,10 @@ static void numbers_that_do_not_fit_are_refused(void **state)
          "parallel.pp_group=3 must lie between parallel.pp=4 and the 8 microbatches"},
         {{.pp = 4, .vpp = 2, .n_mb = 2}, "and the 2 microbatches"},
         {{.pp = 2, .vpp = 2, .group = 5, .n_mb = 4}, "parallel.pp_group=5"},
-        {{.pp = 4, .vpp = 1, .n_mb = 8, .overlap = OVERLAP_EP}, "needs parallel.vpp of at least 2"},
+        {{.pp = 4, .vpp = 1, .n_mb = 8, .overlap = OVERLAP_EP},
+         "parallel.overlap=ep with parallel.pp=4 needs parallel.vpp of at least 2"},
+        {{.pp = 4, .vpp = 1, .n_mb = 8, .overlap = OVERLAP_TP},
+         "parallel.overlap=tp with parallel.pp=4 needs parallel.vpp of at least 2"},
         {{.pp = 4, .vpp = 1, .n_mb = 8, .overlap = OVERLAP_EP}, "backward of the same microbatch"},
     };
     for (int i = 0; i < countof(cases); i++) {

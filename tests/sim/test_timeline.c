@@ -240,8 +240,8 @@ static void rows_of_tensor_parallel_ranks_take_what_the_link_needs(void **state)
     for (int i = 0; i < p->n_steps; i++) {
         const struct node *n = &p->g->nodes[p->steps[i].ref.node];
         const struct phase *ph = &n->phase[p->steps[i].ref.phase];
-        heads += n->role == ROLE_SHARD && ph->flops > 0;
-        if (n->role == ROLE_SHARD && ph->flops == 0)
+        heads += role_is_shard(n->role) && ph->flops > 0;
+        if (role_is_shard(n->role) && ph->flops == 0)
             want += 3 * (m.link_delay + ph->bytes / 2 / m.inner);
     }
     assert_int_equal(heads, 1);
@@ -289,6 +289,31 @@ static void overlap_hides_most_of_what_travels(void **state)
     assert_true(exposed[0] > 0);
     assert_true(exposed[1] < exposed[0] / 2 && exposed[2] < exposed[0] / 2);
     assert_true(seconds[1] < seconds[0] && seconds[2] <= seconds[1] * 1.001);
+}
+
+/* Rows hide behind the other microbatch of a pair; of eight the first and the last half have none. */
+static void overlap_hides_rows_of_tensor_parallel_ranks(void **state)
+{
+    static const char *const ways[] = {"", "parallel.overlap=ep", "parallel.overlap=tp"};
+    struct machine m = slow_machine();
+    double exposed[countof(ways)], seconds[countof(ways)];
+    (void)state;
+    m.inner = 20 * m.link;
+    for (int i = 0; i < countof(ways); i++) {
+        struct config c;
+        struct timeline tl;
+        char options[600];
+        snprintf(options, sizeof options,
+                 MODEL "model.pattern=*-*-*- model.vocab=24 parallel.ranks=2 parallel.tp=2 train.global_batch=8 %s",
+                 ways[i]);
+        open_timeline(&tl, &c, options, &m);
+        exposed[i] = tl.rank[0].exposed[KIND_ROWS];
+        seconds[i] = tl.seconds;
+        close_timeline(&tl, &c);
+    }
+    print_message("           exposed %g, %g, %g s of %g\n", exposed[0], exposed[1], exposed[2], seconds[0]);
+    assert_true(exposed[0] > 0 && exposed[1] == exposed[0] && seconds[1] == seconds[0]); /* no experts */
+    assert_true(exposed[2] < exposed[0] / 2 && seconds[2] < seconds[0]);
 }
 
 /* Computing beside a busy link is slower by the share that is given, and by no more. */
@@ -509,6 +534,7 @@ int main(void)
         cmocka_unit_test(rows_of_tensor_parallel_ranks_take_what_the_link_needs),
         cmocka_unit_test(a_far_rank_is_reached_over_the_link),
         cmocka_unit_test(overlap_hides_most_of_what_travels),
+        cmocka_unit_test(overlap_hides_rows_of_tensor_parallel_ranks),
         cmocka_unit_test(a_busy_link_slows_computing),
         cmocka_unit_test(one_rank_of_each_stage_stands_for_all),
         cmocka_unit_test(one_rank_of_each_part_stands_for_all),

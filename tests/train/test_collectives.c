@@ -190,6 +190,13 @@ static int loop_steps(const struct config *c, struct outcome *out, struct err *e
 static void overlapped_steps_over_a_loop_have_the_plain_bits(void **state)
 {
     static const char *const ways[] = {"",
+                                       "parallel.loop_axis=tp",
+                                       "parallel.loop_axis=tp parallel.overlap=tp",
+                                       "parallel.loop_axis=tp parallel.overlap=tp parallel.loop_gbps=0.5 "
+                                       "plan.poison=on",
+                                       "parallel.loop_axis=tp parallel.overlap=tp plan.random_lanes=7 plan.poison=on "
+                                       "plan.recompute=full",
+                                       "parallel.overlap=tp plan.random_lanes=9",
                                        "parallel.loop_gbps=0.5",
                                        "parallel.overlap=ep",
                                        "parallel.overlap=ep parallel.loop_gbps=0.5 plan.poison=on",

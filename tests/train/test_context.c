@@ -48,6 +48,10 @@ static const char *const models[] = {
     "model.attention_dropout=0.2 model.dropout=0.1" PACKED,
     "model.pattern=*-*- model.qk_norm=row model.rope=none model.attn_sink=off_by_one model.bias=on",
     "model.pattern=*-*-/*-/*- model.norm=layer model.position=learned model.rope=none model.dropout=0.1",
+    /* two ranks of parallel.tp share the keys and values of a group */
+    "model.pattern=*-*-/*- model.kv_heads=1 model.attn_window=5 model.qk_norm=on model.attn_gate=on "
+    "model.attention_dropout=0.2 model.bias=on" PACKED,
+    "model.pattern=*-*- model.kv_heads=1 model.rope=none model.attn_sink=learnable lora.rank=4",
     /* adapters: most weights are frozen, messages stay */
     "model.pattern=*-M- lora.rank=4",
     /* latent attention, with and without a latent of queries */

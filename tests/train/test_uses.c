@@ -241,6 +241,7 @@ static const struct row rows[] = {
     {"parallel.first_layers", "2", ""},
     {"parallel.last_layers", "2", ""},
     {"parallel.overlap", "dw", ""},
+    {"parallel.overlap", "tp", ""},
     {"parallel.loop_gbps", "5", ""},
     {"parallel.loop_us", "5", ""},
     {"lora.rank", "2", "model.shared_ffn=8"},
