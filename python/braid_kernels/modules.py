@@ -6,7 +6,7 @@
 Both change what computes, and neither changes a parameter, its name or its place in a checkpoint. What the kernels cannot do is refused
 with the reason, never computed in another way silently."""
 
-import types
+import functools
 
 import torch
 from torch import nn
@@ -56,6 +56,11 @@ def _hc_forward(self, hidden_streams):
     return post, comb, h
 
 
+def _set_forward(m, f):
+    """As a partial, which can be copied and pickled with its module, unlike a method. accelerate's hooks call _old_forward."""
+    setattr(m, "_old_forward" if hasattr(m, "_hf_hook") else "forward", functools.partial(f, m))
+
+
 def _is_plain_norm(m):
     return type(m).__name__.endswith("RMSNorm") and hasattr(m, "weight") and getattr(m, "bias", None) is None
 
@@ -77,13 +82,13 @@ def replace_transformers(model, fuse_layers=True):
     for m in model.modules():
         if _looks_like_hc(m):
             m.braid_rule = _rule_of(m)
-            m.forward = types.MethodType(_hc_forward, m)
+            _set_forward(m, _hc_forward)
             modules += 1
     if modules == 0:
         raise _lib.BraidUnsupported(f"{type(model).__name__} has no hyper-connection modules (fn, base, scale) that are known here")
     for m in model.modules():
         if fuse_layers and type(m).__name__ == "DeepseekV4DecoderLayer" and _is_plain_norm(m.post_attention_layernorm):
-            m.forward = types.MethodType(_layer_forward, m)
+            _set_forward(m, _layer_forward)
             layers += 1
     return modules, layers
 

@@ -1,5 +1,7 @@
 """Tests of braid_kernels.modules on the CPU: each module against the one whose place it takes. Lines "ok ..." and "not ok ..."."""
 
+import copy
+import io
 import math
 import os
 import sys
@@ -115,6 +117,80 @@ def a_layer_of_deepseek_is_fused():
     same_gradients([have], [want], [x, *layer.parameters()], "layer")
 
 
+def tiny_deepseek():
+    """A model of DeepSeek-V4 with a layer of each kind; None where transformers has none."""
+    try:
+        from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+    except ImportError:
+        return None
+    kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+    config = DeepseekV4Config(
+        vocab_size=40, hidden_size=24, moe_intermediate_size=16, num_attention_heads=4, num_key_value_heads=1, head_dim=8, q_lora_rank=12,
+        num_experts_per_tok=2, n_routed_experts=4, n_shared_experts=1, hc_mult=N, compress_rates={kinds[1]: 4, kinds[2]: 8}, sliding_window=5,
+        o_groups=2, o_lora_rank=6, index_n_heads=8, index_head_dim=8, index_topk=3, num_nextn_predict_layers=0, num_hash_layers=1,
+        layer_types=kinds, num_hidden_layers=len(kinds), max_position_embeddings=64,
+    )  # fmt: skip
+    model = DeepseekV4ForCausalLM(config)
+    for name, p in model.named_parameters():
+        nn.init.normal_(p, 1 if "norm" in name else 0, 0.2)
+    for m in model.modules():
+        if hasattr(m, "tid2eid"):  # all zeros, which makes a gradient that is rounding alone
+            m.tid2eid.copy_(torch.stack([torch.randperm(4)[:2] for _ in range(40)]))
+    return model
+
+
+def a_whole_model_of_deepseek_computes_the_same():
+    model = tiny_deepseek()
+    if model is None:
+        print("# skipped: no DeepSeek-V4 in transformers")
+        return
+    tokens = torch.randint(0, 40, (2, 30))
+
+    def run(m, **more):
+        out = m(input_ids=tokens, labels=tokens, use_cache=False, **more)
+        params = dict(m.named_parameters())
+        grads = torch.autograd.grad(out.loss, list(params.values()), allow_unused=True)
+        return out.logits, dict(zip(params, grads))
+
+    want, right = run(model)
+    changed = copy.deepcopy(model)
+    assert modules.replace_transformers(changed) == (6, 3)
+    assert list(changed.state_dict()) == list(model.state_dict())
+    for what, m in (("changed", changed), ("copy of it", copy.deepcopy(changed))):
+        have, grads = run(m)
+        near(have, want, what + ": logits")
+        for name in right:
+            assert (grads[name] is None) == (right[name] is None), name
+            if right[name] is not None:
+                near(grads[name], right[name], f"{what}: gradient of {name}", 1e-3)
+    changed.gradient_checkpointing_enable(dict(use_reentrant=False))
+    changed.train()
+    _, again = run(changed)
+    assert all(g is None or torch.equal(g, grads[name]) for name, g in again.items()), "recomputed layers have other gradients"
+
+
+def a_changed_module_can_be_copied_pickled_and_hooked():
+    m = EagerHyperConnection()
+    x = torch.randn(2, 5, N, C)
+    modules.replace_transformers(nn.ModuleList([m]))
+    file = io.BytesIO()
+    torch.save(m, file)
+    file.seek(0)
+    loaded, copied = torch.load(file, weights_only=False), copy.deepcopy(m)
+    for other in (loaded, copied):
+        assert all(torch.equal(a, b) for a, b in zip(other(x), m(x)))
+        with torch.no_grad():
+            other.base.add_(1)
+        assert not torch.equal(other(x)[0], m(x)[0]), "a copy computes with the parameters of its original"
+    calls = []
+    hooked = EagerHyperConnection()  # as accelerate does it
+    hooked._hf_hook, hooked._old_forward = object(), hooked.forward
+    hooked.forward = lambda *args: calls.append(1) or hooked._old_forward(*args)
+    modules.replace_transformers(nn.ModuleList([hooked]))
+    hooked(x)
+    assert calls and hooked._old_forward.func is modules._hc_forward
+
+
 class HyperConnectionModule(nn.Module):
     """Parameters and forward of Megatron's module, in words of our own."""
 
@@ -194,6 +270,8 @@ def main():
     for f in (
         the_module_of_transformers_is_replaced,
         a_layer_of_deepseek_is_fused,
+        a_whole_model_of_deepseek_computes_the_same,
+        a_changed_module_can_be_copied_pickled_and_hooked,
         the_module_of_megatron_is_patched_and_restored,
         unknown_models_are_refused,
     ):
