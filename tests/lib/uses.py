@@ -272,7 +272,7 @@ def labels_outside_of_the_vocabulary_are_not_ignored():
         else:
             refused(bk.BraidValueError, "label[2]", bk.cross_entropy, h, w, label)
     label = torch.tensor([1, 2, -1, 3], device=DEVICE)
-    near(bk.cross_entropy(h, w, label, ignore_index=-1), nn.functional.cross_entropy(h @ w.T, label, ignore_index=-1), 1e-5, "loss")
+    near(bk.cross_entropy(h, w, label, ignore_index=-1), nn.functional.cross_entropy(h @ w.T, label, ignore_index=-1), 1e-4, "loss")
 
 
 @test
