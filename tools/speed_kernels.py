@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
 """A whole training step in PyTorch, with braid_kernels in place of PyTorch's own code, and without: what the kernels are worth to a user.
 
-    tools/speed_kernels.py PATTERN [--mhc none|eager|braid] [--experts grouped_mm|expert_mlp|moe_mlp] [--compile regions|whole|no]
+    tools/speed_kernels.py PATTERN [--mhc none|eager|te|braid] [--experts grouped_mm|expert_mlp|moe_mlp] [--compile regions|whole|no]
 
 PATTERN is a letter for each sublayer: * attention, - MLP, E mixture of experts. bf16 autocast over fp32 weights, cuDNN attention, fused AdamW.
 Several of --mhc or --experts, with commas between them, run one behind the other on the same GPU, so that they may be compared.
+te: Transformer Engine's Triton kernels, from a folder that PEERS names: it has transformer_engine/{common,pytorch}/triton of the public source, and in
+place of transformer_engine.pytorch.cpp_extensions.gemm one that makes the only product they leave to cuBLAS with torch.matmul. All their
+configurations are tried, in the first step; those that Triton has in its cache already are not compiled again.
 regions: every sublayer is compiled, once for all of its kind; whole: the model as one graph, which takes minutes to compile. Prints the median
 step, tokens a second and the peak of memory; --steps 20 and more for numbers that are to be quoted."""
 
 import argparse
+import os
+import sys
 import time
 
 import torch
@@ -32,7 +37,7 @@ def some_of(*known):
 def arguments():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("pattern")
-    ap.add_argument("--mhc", default="none", type=some_of("none", "eager", "braid"))
+    ap.add_argument("--mhc", default="none", type=some_of("none", "eager", "te", "braid"))
     ap.add_argument("--experts", default="grouped_mm", type=some_of("grouped_mm", "expert_mlp", "moe_mlp"))
     ap.add_argument("--compile", default="regions", choices=["regions", "whole", "no"])
     for name, value in dict(hidden=2048, heads=16, ffn=5632, n_experts=64, topk=8, effn=1024, seq=4096, mb=4, vocab=50304, steps=10).items():
@@ -115,9 +120,24 @@ class MoE(nn.Module):
         return torch.zeros_like(t).index_add_(0, token, y).view_as(x)
 
 
+def transformer_engine():
+    """Its mHC: u, post, comb = open(x, fn, scale, base), x = close(f, bias, post, x, comb, 4); or an error that says what is missing."""
+    sys.path.insert(0, os.environ.get("PEERS", ""))
+    try:
+        from transformer_engine.pytorch.triton import mhc
+    except ImportError as e:
+        raise SystemExit(f"--mhc te needs Transformer Engine: PEERS names no folder that has it ({e})") from None
+    finally:
+        sys.path.pop(0)
+    return torch.compiler.disable(mhc.mhc_generate_mix_and_aggregate), torch.compiler.disable(mhc.mhc_fused_expand_combine)
+
+
 class HC(nn.Module):
+    """fn has a row for each coefficient; its columns go by stream, then channel, but for Transformer Engine by channel, then stream."""
+
     def __init__(self, a):
         super().__init__()
+        self.te = transformer_engine() if a.mhc == "te" else None
         self.fn, self.base, self.scale = nn.Parameter(torch.empty(24, 4 * a.hidden)), nn.Parameter(torch.zeros(24)), nn.Parameter(torch.full((3,), 0.01))
         nn.init.xavier_uniform_(self.fn)
 
@@ -135,6 +155,12 @@ class HC(nn.Module):
         pre = z[..., :4].sigmoid() + 1e-6
         return (x * pre.to(BF16).unsqueeze(-1)).sum(2), 2 * z[..., 4:8].sigmoid().to(BF16), m.to(BF16)
 
+    def around(self, f, x):
+        """A sublayer f of streams x [..., channels, 4] with Transformer Engine's kernels."""
+        open, close = self.te
+        u, post, comb = open(x, self.fn, self.scale, self.base.view(1, 24))
+        return close(f(u), None, post, x, comb, 4)
+
 
 class Layer(nn.Module):
     def __init__(self, a, kind):
@@ -143,12 +169,17 @@ class Layer(nn.Module):
         self.f = {"*": Attention, "-": MLP, "E": MoE}[kind](a)
         self.hc = HC(a) if a.mhc != "none" else None
 
+    def normed(self, u):
+        return self.f(self.norm(u))
+
     def forward(self, x):
         """Without braid's kernels; x is the stream, or the streams."""
         if self.hc is None:
             return x + self.f(self.norm(x))
+        if self.hc.te is not None:
+            return self.hc.around(self.normed, x)
         u, post, comb = self.hc.pre(x)
-        f = self.f(self.norm(u))
+        f = self.normed(u)
         return torch.einsum("bsji,bsjc->bsic", comb, x) + post.unsqueeze(-1) * f.unsqueeze(2)
 
     def params(self):
@@ -168,7 +199,7 @@ class Model(nn.Module):
 
     def head(self, x, labels):
         if self.mhc != "none":
-            x = x.mean(2)
+            x = x.mean(3 if self.mhc == "te" else 2)
         return F.cross_entropy(self.out(self.norm(x)).float().view(-1, self.vocab), labels.reshape(-1))
 
     def chain(self, x):
@@ -182,7 +213,9 @@ class Model(nn.Module):
 
     def forward(self, tokens, labels):
         x = self.embed(tokens).to(BF16)
-        if self.mhc != "none":
+        if self.mhc == "te":
+            x = x.unsqueeze(3).expand(-1, -1, -1, 4).contiguous()
+        elif self.mhc != "none":
             x = x.unsqueeze(2).expand(-1, -1, 4, -1).contiguous()
         if self.mhc == "braid":
             x = self.chain(x)
@@ -200,6 +233,8 @@ def compiled(a, model):
         for layer in model.layers:
             if a.mhc == "braid":
                 layer.f.compile()
+            elif a.mhc == "te":  # its kernels are called from Python, as the compiler cannot look into them
+                layer.normed = torch.compile(layer.normed)
             else:
                 layer.compile()
     return model
@@ -236,6 +271,10 @@ def measure(a):
 
 def main():
     a = arguments()
+    if "te" in a.mhc.split(","):
+        transformer_engine()
+    if not torch.cuda.is_available():
+        raise SystemExit("speed_kernels needs a GPU that torch sees")
     torch.set_float32_matmul_precision("high")
     torch._dynamo.config.cache_size_limit = 64
     for mhc in a.mhc.split(","):

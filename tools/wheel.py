@@ -23,6 +23,7 @@ Version: {version}
 Summary: Kernels of the braid trainer for PyTorch: mHC, experts, Mamba-2, gated delta rule, router, loss
 License: MIT
 Requires-Python: >=3.8
+Requires-Dist: torch>=2.4
 Description-Content-Type: text/markdown
 
 {readme}"""

@@ -46,6 +46,46 @@ def wide_of(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+# ---- what is refused before a call of the library, by the caller's names ---------------------------------------------------------
+
+
+def cast(op, name, t, dtype):
+    """t in this type; absent stays absent. Only types that kernels take are cast: half precision is refused, as are integers."""
+    if t is None or t.dtype == dtype:
+        return t
+    if t.dtype not in (torch.float32, torch.bfloat16, torch.float64):
+        raise _lib.BraidValueError(f"{op}: argument {name} has dtype {t.dtype}, which no kernel takes")
+    return t.to(dtype)
+
+
+def integers(op, name, t):
+    """t as int32."""
+    if t.dtype == torch.int32:
+        return t
+    if t.dtype not in (torch.int64, torch.int16, torch.int8, torch.uint8):
+        raise _lib.BraidValueError(f"{op}: argument {name} has dtype {t.dtype}, expected an integer type")
+    return t.to(torch.int32)
+
+
+def need_rank(op, *pairs):
+    """pairs: name, tensor, rank."""
+    for name, t, rank in pairs:
+        if t.dim() != rank:
+            raise _lib.BraidValueError(f"{op}: argument {name} has shape {tuple(t.shape)}, expected {rank} dimensions")
+
+
+def need_shape(op, name, t, *shape):
+    if tuple(t.shape) != shape:
+        raise _lib.BraidValueError(f"{op}: argument {name} has shape {tuple(t.shape)}, expected {shape}")
+
+
+def under_autocast(x):
+    """x as autocast has it in front of a linear layer. Custom operators are not cast by torch."""
+    if x.dtype == torch.float32 and x.is_cuda and torch.is_autocast_enabled("cuda"):
+        return x.to(torch.get_autocast_dtype("cuda"))
+    return x
+
+
 class _Plan:
     __slots__ = ("template", "slots", "work_slot", "work_bytes", "raw")
 
@@ -56,6 +96,8 @@ class _Plan:
                 metas.append(None)
                 continue
             shape, dtype = t
+            if len(shape) == 0:  # which the library would take for an absent one
+                raise _lib.BraidValueError(f"{op.name}: argument {name} has no dimensions")
             if dtype not in DTYPES:
                 raise _lib.BraidValueError(f"{op.name}: argument {name} has dtype {dtype}, which no kernel takes")
             metas.append((shape, DTYPES[dtype]))

@@ -4,7 +4,8 @@ checkpointing and FSDP see ordinary functional operators.
 
 A call through torch's dispatcher enters Python several times, which costs more than the launch of the kernels. Where nothing watches (plain
 tensors, no compilation, no dispatch or functorch mode), calls therefore go to the implementation directly, or repeat a recorded one
-(_replay.py), with an autograd function that does the same."""
+(_replay.py), with an autograd function that does the same. Transforms of torch.func, which know nothing of autograd that was registered with
+an op, get an autograd function of the form that they know."""
 
 import torch
 
@@ -29,7 +30,22 @@ except (ImportError, AttributeError, TypeError):  # another torch: always throug
 
 
 def _unwatched(tensor):
-    return type(tensor) in _PLAIN and not torch.compiler.is_compiling() and _modes() == 0 and _transforms() is None
+    """Not one of a subclass, of a device without kernels (meta among them), or inside of something that watches."""
+    return type(tensor) in _PLAIN and (tensor.is_cuda or tensor.is_cpu) and not torch.compiler.is_compiling() and _modes() == 0 and _transforms() is None
+
+
+def _one_by_one(op):
+    """vmap of an op, as calls one behind the other."""
+
+    def vmap(info, in_dims, *args):
+        calls = []
+        for i in range(info.batch_size):
+            out = op(*[a if d is None else a.select(d, i) for a, d in zip(args, in_dims)])
+            calls.append(out if isinstance(out, tuple) else (out,))
+        outs = tuple([torch.stack(parts) for parts in zip(*calls)])
+        return (outs, (0,) * len(outs)) if isinstance(out, tuple) else (outs[0], 0)
+
+    return vmap
 
 
 class Operator:
@@ -39,7 +55,7 @@ class Operator:
         kinds = [part.split()[0] for part in schema.split("->")[0].strip(" ()").split(", ")]
         tensors = sum(kind.startswith("Tensor") for kind in kinds)
         assert all(kind.startswith("Tensor") for kind in kinds[:tensors]), schema  # tensors come first
-        self.name, self.run, self.function = name, Replay(run, tensors), None
+        self.name, self.run, self.function, self.transformed = name, Replay(run, tensors), None, None
         _library.define(name + schema)
         for key in ("CPU", "CUDA"):
             _library.impl(name, run, key)
@@ -54,8 +70,11 @@ class Operator:
             setup(ctx, args, out)
             return out
 
-        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        self.function = type(self.name, (torch.autograd.Function,), methods)
+        self.function = self._function(forward=forward, backward=backward)
+        self.transformed = self._function(forward=self.op, setup_context=setup, backward=backward, vmap=_one_by_one(self))
+
+    def _function(self, **methods):
+        return type(self.name, (torch.autograd.Function,), {name: staticmethod(f) for name, f in methods.items()})
 
     def differentiate_never(self):
         """For backward passes: a second derivative is an error, and not zero."""
@@ -63,10 +82,16 @@ class Operator:
         def refuse(ctx, *grads):
             raise RuntimeError(f"{NAMESPACE}::{self.name} has no derivative: second derivatives are not computed")
 
+        def nothing(ctx, inputs, output):
+            pass
+
         torch.library.register_autograd(f"{NAMESPACE}::{self.name}", refuse, lib=_library)
+        self.transformed = self._function(forward=self.op, setup_context=nothing, backward=refuse, vmap=_one_by_one(self))
 
     def __call__(self, *args):
         watched = not _unwatched(args[0] if args[0] is not None else args[1])
+        if watched and not torch.compiler.is_compiling() and _transforms() is not None:
+            return self.transformed.apply(*args)
         if watched:
             return self.op(*args)
         if not torch.is_grad_enabled():

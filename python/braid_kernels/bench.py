@@ -3,10 +3,12 @@
     python -m braid_kernels.bench [--rows 16384] [--channels 2048] [--no-compile]
 
 Times by CUDA events over calls one behind the other, medians; where a call costs the processor more than the GPU, that is what shows.
-"host" is what a call costs the processor until it returns; --only host measures that alone, and without a GPU on the CPU, where it has the
-computation inside, for one row."""
+"host" is what a call costs the processor until it returns, and what 1000 calls with gradients leave in memory; --only host measures that alone,
+and without a GPU on the CPU, where times have the computation inside, for one row."""
 
 import argparse
+import gc
+import os
 import time
 
 import torch
@@ -53,6 +55,25 @@ def both(name, f, inputs, note=""):
     backward = timed(lambda: torch.autograd.grad(out, with_grad, ups, retain_graph=True))
     print(f"{name:34s} {forward:9.0f} {backward:9.0f}   {note}", flush=True)
     return forward, backward
+
+
+def in_use():
+    """Bytes of tensors on the GPU, or of this process."""
+    gc.collect()
+    if torch.cuda.is_available():
+        return torch.cuda.memory_allocated()
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def left_by(f, calls=1000):
+    """Bytes that so many calls leave in use, after as many that may fill caches."""
+    for _ in range(calls):
+        f()
+    before = in_use()
+    for _ in range(calls):
+        f()
+    return in_use() - before
 
 
 def eager_boundary(x, f, post, comb, fn, base, scale, weight):
@@ -104,6 +125,8 @@ def overhead():
     least = host(lambda: torch.autograd.grad(double, x, up, retain_graph=True))
     print(f"host, boundary of {rows} x 4 x {c}, {binding()}:\n  forward {plain:.1f} us without autograd, {forward:.1f} us with it; "
           f"backward {backward:.1f} us, that of a product by 2 {least:.1f} us")  # fmt: skip
+    left = left_by(lambda: torch.autograd.grad(mhc_boundary_coef(*small), small, ups))
+    print(f"  1000 calls of both leave {left} more bytes in use {'on the GPU' if gpu else 'by the process'}")
 
 
 def experts(compile_too):
@@ -144,8 +167,11 @@ def main():
     ap.add_argument("--rows", type=int, default=16384)
     ap.add_argument("--channels", type=int, default=2048)
     ap.add_argument("--no-compile", action="store_true")
-    ap.add_argument("--only", default="mhc,experts,scans,head")
+    ap.add_argument("--only", default="mhc,experts,scans,head", help="some of mhc,experts,scans,head,host")
     a = ap.parse_args()
+    unknown = [name for name in a.only.split(",") if name not in ("mhc", "experts", "scans", "head", "host")]
+    if unknown:
+        ap.error(f"argument --only: {unknown[0]!r} is none of mhc, experts, scans, head, host")
     torch.manual_seed(0)
     if not torch.cuda.is_available():
         if a.only != "host":

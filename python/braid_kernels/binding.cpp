@@ -14,6 +14,10 @@
 #include <optional>
 #include <vector>
 
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK  // older headers have it under its old name
+#define STABLE_TORCH_ERROR_CODE_CHECK TORCH_ERROR_CODE_CHECK
+#endif
+
 namespace {
 
 using torch::stable::Tensor;

@@ -14,7 +14,7 @@ w13 and w2 may be fp32 while x is bf16: they are rounded inside, and their gradi
 import torch
 
 from . import _lib
-from ._call import CALLERS, dense, wide_of
+from ._call import CALLERS, cast, dense, integers, need_rank, under_autocast, wide_of
 from ._register import define
 
 _ACTS = {"swiglu": 0, "geglu": 1, "quick_geglu": 2, "gelu": 3, "quick_gelu": 4, "relu2": 5, "silu": 6}
@@ -26,14 +26,14 @@ def _maybe(t, shape):
     return None if t is None else shape
 
 
-def _narrow(x, w):
+def _narrow(op, x, name, w):
     """w in the type of x, a tensor of its own; empty where w has that type already."""
-    return w.new_empty([0], dtype=x.dtype) if w.dtype == x.dtype else w.to(x.dtype)
+    return w.new_empty([0], dtype=x.dtype) if w.dtype == x.dtype else cast(op, name, w, x.dtype)
 
 
 def _expert(x, w13, w2, offsets, prob, act, interleave, clamp, alpha, offset):
     x, w13, w2, offsets, prob = dense(x), dense(w13), dense(w2), dense(offsets), dense(prob)
-    low13, low2 = _narrow(x, w13), _narrow(x, w2)
+    low13, low2 = _narrow("expert_mlp", x, "w13", w13), _narrow("expert_mlp", x, "w2", w2)
     by13, by2 = low13 if low13.numel() else w13, low2 if low2.numel() else w2
     z = x.new_empty([x.shape[0], w2.shape[1]])
     pre = x.new_empty([x.shape[0], w13.shape[1]])
@@ -110,7 +110,7 @@ expert_op.differentiate(_expert_setup, _expert_backward)
 
 def offsets_of_ends(ends):
     """Offsets [E + 1] of cumulative ends [E], as torch.nn.functional.grouped_mm takes them."""
-    return torch.nn.functional.pad(ends.to(torch.int32), (1, 0))
+    return torch.nn.functional.pad(integers("offsets_of_ends", "ends", ends), (1, 0))
 
 
 def _act_of(op, act, interleave, clamp, alpha, offset):
@@ -128,11 +128,10 @@ def _act_of(op, act, interleave, clamp, alpha, offset):
 def expert_mlp(x, w13, w2, offsets, prob=None, *, act="swiglu", glu_interleave=0, clamp=0.0, alpha=None, offset=0.0):
     """act: swiglu, geglu, quick_geglu, gelu, quick_gelu, relu2, silu; quick: x sigmoid(alpha x), alpha 1.702 unless given. glu_interleave: gate
     and up rows of w13 alternate in blocks of so many (0: two halves). clamp: bound of gate and up, 0: none. offset: added to up."""
-    numbers = _act_of("expert_mlp", act, glu_interleave, clamp, alpha, offset)
-    if offsets.dtype != torch.int32:
-        offsets = offsets.to(torch.int32)
-    if prob is not None:
-        prob = prob.to(wide_of(x.dtype))
+    op = "expert_mlp"
+    numbers = _act_of(op, act, glu_interleave, clamp, alpha, offset)
+    need_rank(op, ("x", x, 2), ("w13", w13, 3), ("w2", w2, 3))
+    x, offsets, prob = under_autocast(x), integers(op, "offsets", offsets), cast(op, "prob", prob, wide_of(x.dtype))
     return expert_op(x, w13, w2, offsets, prob, *numbers)[0]
 
 
@@ -152,7 +151,7 @@ def _moe_outputs(x, idx, w13, w2):
 
 def _moe(x, idx, probs, w13, w2, act, interleave, clamp, alpha, offset):
     x, idx, probs, w13, w2 = dense(x), dense(idx), dense(probs), dense(w13), dense(w2)
-    low13, low2 = _narrow(x, w13), _narrow(x, w2)
+    low13, low2 = _narrow("moe_mlp", x, "w13", w13), _narrow("moe_mlp", x, "w2", w2)
     outs = _moe_outputs(x, idx, w13, w2)
     ins = (x, idx, probs, low13 if low13.numel() else w13, low2 if low2.numel() else w2)
     CALLERS["moe_mlp"](x, ins + outs, tuple([t.shape for t in ins + outs]), (act, interleave, clamp, alpha, offset))
@@ -217,8 +216,11 @@ moe_op.differentiate(_moe_setup, _moe_backward)
 def moe_mlp(x, idx, probs, w13, w2, *, act="swiglu", glu_interleave=0, clamp=0.0, alpha=None, offset=0.0):
     """z [T, out]: the sum over the k experts idx [T, k] of each token of x [T, in], weighted by probs [T, k]; negative idx: dropped. Tokens are
     sorted by expert inside. Weights and activations as in expert_mlp."""
-    numbers = _act_of("moe_mlp", act, glu_interleave, clamp, alpha, offset)
-    return moe_op(x, idx.to(torch.int32), probs.to(wide_of(x.dtype)), w13, w2, *numbers)[0]
+    op = "moe_mlp"
+    numbers = _act_of(op, act, glu_interleave, clamp, alpha, offset)
+    need_rank(op, ("x", x, 2), ("idx", idx, 2), ("w13", w13, 3), ("w2", w2, 3))
+    x, idx, probs = under_autocast(x), integers(op, "idx", idx), cast(op, "probs", probs, wide_of(x.dtype))
+    return moe_op(x, idx, probs, w13, w2, *numbers)[0]
 
 
 # ---- router ----------------------------------------------------------------------------------------------------------------------
@@ -289,6 +291,6 @@ def router_topk(logits, k, *, score="softmax", pre_softmax=False, norm=None, bia
     if score != "softmax" and pre_softmax:
         raise _lib.BraidValueError(f"router_topk: argument pre_softmax is given for {score}")
     norm = norm is not False
-    logits = logits.to(wide_of(logits.dtype))
-    bias = None if bias is None else bias.detach().to(logits.dtype)
+    logits = cast("router_topk", "logits", logits, wide_of(logits.dtype))
+    bias = None if bias is None else cast("router_topk", "bias", bias.detach(), logits.dtype)
     return router_op(logits, bias, k, _SCORES[score], pre_softmax, norm, groups, group_topk, float(scale))

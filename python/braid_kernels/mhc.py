@@ -15,7 +15,7 @@ nothing between two of them. split_coef takes it apart.
 import torch
 
 from . import _lib
-from ._call import CALLERS, dense, never_repeat, wide_of
+from ._call import CALLERS, cast, dense, need_shape, never_repeat, under_autocast, wide_of
 from ._register import define
 
 EPS = 1e-6  # the epsilon of gates and Sinkhorn, which the kernels have built in
@@ -39,9 +39,16 @@ def _maybe(t, shape):
     return None if t is None else shape
 
 
-def _check_streams(op, x):
+def _check_streams(op, x, f=None, **coefs):
+    """x, and that the others have the same leading dimensions: rows that only agree in number are a mistake. By the functions that run first
+    for tensors of new shapes, so that it costs nothing later."""
     if x.dim() < 3:
         raise _lib.BraidValueError(f"{op}: argument x has shape {tuple(x.shape)}, expected [..., streams, channels]")
+    n, lead = x.shape[-2], x.shape[:-2]
+    if f is not None:
+        need_shape(op, "f", f, *lead, x.shape[-1])
+    for name, t in coefs.items():
+        need_shape(op, name, t, *lead, n * n + 2 * n)
 
 
 # ---- pre -------------------------------------------------------------------------------------------------------------------------
@@ -150,14 +157,14 @@ pre_op.differentiate(_pre_setup, _pre_backward)
 
 
 def _post(x, f, coef, bias, profile):
-    _check_streams("mhc_post", x)
+    _check_streams("mhc_post", x, f, coef=coef)
     rows, n, c, k, logits = _sizes(x)
     x, f, coef, bias = dense(x), dense(f), dense(coef), dense(bias)
     y = torch.empty_like(x)
     CALLERS["mhc_post"](
         x,
         (x, f, coef, bias, y),
-        ((rows, k), (f.numel() // max(f.shape[-1], 1), f.shape[-1]), (rows, coef.shape[-1]), bias if bias is None else bias.shape, (rows, k)),
+        ((rows, k), (rows, c), (rows, logits), bias if bias is None else bias.shape, (rows, k)),
         _options(n, 1, profile, False, 0.0, 0.0),
     )
     return y
@@ -220,17 +227,17 @@ post_op.differentiate(_post_setup, _post_backward)
 
 
 def _boundary(x, f, coef_in, bias, fn, base, scale, norm_weight, iters, profile, root_eps, norm_eps):
-    _check_streams("mhc_boundary", x)
+    _check_streams("mhc_boundary", x, f, coef=coef_in)
     rows, n, c, k, logits = _sizes(x)
     wide = wide_of(x.dtype)
     x, f, coef_in, bias = dense(x), dense(f), dense(coef_in), dense(bias)
     fn, base, scale, norm_weight = dense(fn), dense(base), dense(scale), dense(norm_weight)
-    y, h, coef = torch.empty_like(x), torch.empty_like(f), torch.empty_like(coef_in)  # wrong shapes are refused by the names of the inputs
+    y, h, coef = torch.empty_like(x), torch.empty_like(f), torch.empty_like(coef_in)
     stat = x.new_empty([rows, logits + 2], dtype=wide)
     CALLERS["mhc_boundary"](
         x,
         (x, f, coef_in, bias, fn, base, scale, norm_weight, y, h, coef, stat),
-        ((rows, k), (f.numel() // max(f.shape[-1], 1), f.shape[-1]), (rows, coef_in.shape[-1]), bias if bias is None else bias.shape)
+        ((rows, k), (rows, c), (rows, logits), bias if bias is None else bias.shape)
         + (fn.shape, base.shape, scale.shape, norm_weight.shape, (rows, k), (rows, c), (rows, logits), (rows, logits + 2)),
         _options(n, iters, profile, True, root_eps, norm_eps),
     )
@@ -316,16 +323,9 @@ def _rule(iters, eps, norm_eps, norm_eps_inside, profile, root_eps):
     return iters, _PROFILES[profile], float(root_eps) if norm_eps_inside else 0.0, float(norm_eps)
 
 
-def _active(x):
-    """Under autocast streams have its type, as they would behind a linear layer. Custom operators are not cast by torch."""
-    if x.dtype == torch.float32 and x.is_cuda and torch.is_autocast_enabled("cuda"):
-        return x.to(torch.get_autocast_dtype("cuda"))
-    return x
-
-
-def _wide(x, *tensors):
+def _wide(op, x, **tensors):
     wide = wide_of(x.dtype)
-    return [None if t is None else t if t.dtype == wide else t.to(wide) for t in tensors]
+    return [t if t is None or t.dtype == wide else cast(op, name, t, wide) for name, t in tensors.items()]
 
 
 def split_coef(coef, n):
@@ -336,16 +336,24 @@ def split_coef(coef, n):
 
 def join_coef(post, comb):
     """Coefficients as mhc_post and mhc_boundary read them: their part for pre is not used, and is zero."""
+    need_shape("join_coef", "comb", comb, *post.shape, *post.shape[-1:])
     flat = comb.flatten(-2)
     return torch.cat([torch.zeros_like(post), post, flat], dim=-1)
+
+
+def _join(op, x, post, comb):
+    need_shape(op, "post", post, *x.shape[:-1])
+    need_shape(op, "comb", comb, *x.shape[:-1], x.shape[-2])
+    wide = wide_of(x.dtype)
+    return join_coef(cast(op, "post", post, wide), cast(op, "comb", comb, wide))
 
 
 def mhc_pre_coef(
     x, fn, base, scale, norm_weight=None, *, iters=20, eps=EPS, norm_eps=EPS, norm_eps_inside=True, profile="d", root_eps=None
 ):
     """h, coef. A gradient through the part of coef for pre counts where norm_weight is given, and is ignored else."""
-    x = _active(x)
-    fn, base, scale, norm_weight = _wide(x, fn, base, scale, norm_weight)
+    x = under_autocast(x)
+    fn, base, scale, norm_weight = _wide("mhc_pre", x, fn=fn, base=base, scale=scale, norm_weight=norm_weight)
     h, coef, _ = pre_op(x, fn, base, scale, norm_weight, *_rule(iters, eps, norm_eps, norm_eps_inside, profile, root_eps))
     return h, coef
 
@@ -365,25 +373,25 @@ def mhc_pre(x, fn, base, scale, norm_weight=None, **rule):
 def mhc_post_coef(x, f, coef, bias=None, *, profile="d"):
     if profile not in _PROFILES:
         raise _lib.BraidValueError(f"argument profile is {profile!r}, expected 'd' or 's'")
-    x = _active(x)
-    coef, bias = _wide(x, coef, bias)
-    return post_op(x, f if f.dtype == x.dtype else f.to(x.dtype), coef, bias, _PROFILES[profile])
+    x = under_autocast(x)
+    coef, bias = _wide("mhc_post", x, coef=coef, bias=bias)
+    return post_op(x, cast("mhc_post", "f", f, x.dtype), coef, bias, _PROFILES[profile])
 
 
 def mhc_post(x, f, post, comb, bias=None, *, profile="d"):
     """y_i = post_i (f + bias) + sum_j comb[j][i] x_j (profile "s": comb[i][j])."""
-    return mhc_post_coef(x, f, join_coef(post, comb), bias, profile=profile)
+    return mhc_post_coef(x, f, _join("mhc_post", x, post, comb), bias, profile=profile)
 
 
 def mhc_boundary_coef(
     x, f, coef, fn, base, scale, norm_weight, bias=None, *, iters=20, eps=EPS, norm_eps=EPS, norm_eps_inside=True, profile="d", root_eps=None
 ):
     """y, h, coef of the next sublayer, from x, f and coef of the one before."""
-    x = _active(x)
-    if f.dtype != x.dtype:
-        f = f.to(x.dtype)
+    x = under_autocast(x)
+    f = cast("mhc_boundary", "f", f, x.dtype)
     rule = _rule(iters, eps, norm_eps, norm_eps_inside, profile, root_eps)
-    coef, bias, fn, base, scale, norm_weight = _wide(x, coef, bias, fn, base, scale, norm_weight)
+    wides = _wide("mhc_boundary", x, coef=coef, bias=bias, fn=fn, base=base, scale=scale, norm_weight=norm_weight)
+    coef, bias, fn, base, scale, norm_weight = wides
     if norm_weight is None:
         y = post_op(x, f, coef, bias, rule[1])
         h, coef, _ = pre_op(y, fn, base, scale, None, *rule)
@@ -394,7 +402,7 @@ def mhc_boundary_coef(
 
 def mhc_boundary(x, f, post, comb, fn, base, scale, norm_weight=None, bias=None, **rule):
     """y = mhc_post(x, f, post, comb, bias), then h, post, comb = mhc_pre(y, ...): returns y, h, post, comb."""
-    y, h, coef = mhc_boundary_coef(x, f, join_coef(post, comb), fn, base, scale, norm_weight, bias, **rule)
+    y, h, coef = mhc_boundary_coef(x, f, _join("mhc_boundary", x, post, comb), fn, base, scale, norm_weight, bias, **rule)
     _, post, comb = split_coef(coef, x.shape[-2])
     return y, h, post, comb
 

@@ -6,7 +6,8 @@
 Both change what computes, and neither changes a parameter, its name or its place in a checkpoint. What the kernels cannot do is refused
 with the reason, never computed in another way silently."""
 
-import types
+import functools
+import typing
 
 import torch
 from torch import nn
@@ -56,6 +57,11 @@ def _hc_forward(self, hidden_streams):
     return post, comb, h
 
 
+def _set_forward(m, f):
+    """As a partial, which can be copied and pickled with its module, unlike a method. accelerate's hooks call _old_forward."""
+    setattr(m, "_old_forward" if hasattr(m, "_hf_hook") else "forward", functools.partial(f, m))
+
+
 def _is_plain_norm(m):
     return type(m).__name__.endswith("RMSNorm") and hasattr(m, "weight") and getattr(m, "bias", None) is None
 
@@ -77,13 +83,13 @@ def replace_transformers(model, fuse_layers=True):
     for m in model.modules():
         if _looks_like_hc(m):
             m.braid_rule = _rule_of(m)
-            m.forward = types.MethodType(_hc_forward, m)
+            _set_forward(m, _hc_forward)
             modules += 1
     if modules == 0:
         raise _lib.BraidUnsupported(f"{type(model).__name__} has no hyper-connection modules (fn, base, scale) that are known here")
     for m in model.modules():
         if fuse_layers and type(m).__name__ == "DeepseekV4DecoderLayer" and _is_plain_norm(m.post_attention_layernorm):
-            m.forward = types.MethodType(_layer_forward, m)
+            _set_forward(m, _layer_forward)
             layers += 1
     return modules, layers
 
@@ -95,42 +101,70 @@ def _megatron_params(m):
     norm = getattr(m, "norm", None)
     if norm is not None and getattr(norm, "weight", None) is not None:
         raise _lib.BraidUnsupported("HyperConnectionModule: this Megatron has a norm with a weight before the projection")
+    for name in ("norm_eps", "sinkhorn_eps", "compute_h_eps"):
+        if getattr(m, name, EPS) != EPS:
+            raise _lib.BraidUnsupported(f"HyperConnectionModule: {name} is {getattr(m, name)}, the kernels have {EPS} built in")
     scale = torch.cat([m.alpha_pre.reshape(1), m.alpha_post.reshape(1), m.alpha_res.reshape(1)])
     return m.mapping_proj.weight, m.bias, scale
 
 
-def patch_megatron(cls=None, profile="d"):
-    """Replaces forward of HyperConnectionModule (aggregated, h_res, h_post from [s, b, n C]) and adds apply_post(x, f, h_res, h_post, bias),
-    the combination that Megatron computes in separate steps. profile: "d" for Megatron's development branch (H applied transposed), "s" for
-    the first form. Returns a function that undoes it. Recomputation managers of Megatron are refused: use its other forms of recompute."""
+def _megatron_profile(m):
+    return "d" if hasattr(m, "compute_h_eps") else "s"  # only the form of DeepSeek-V4 adds an epsilon to H_pre
+
+
+def _returns_residual(forward):
+    """Does this forward return (aggregated, h_res, h_post, residual), as in Megatron's development branch?"""
+    returned = forward.__annotations__.get("return")
+    return len(typing.get_args(returned)) == 4
+
+
+def _no_manager(manager, slot=None):
+    if manager is not None or slot is not None:
+        raise _lib.BraidUnsupported("HyperConnectionModule: a recompute manager needs Megatron's own code: use its other forms of recompute")
+
+
+def patch_megatron(cls=None, profile=None):
+    """HyperConnectionModule of Megatron computes with braid's kernels: forward, and fused_h_res_h_post_bda, which closes a sublayer. profile: "d" for
+    the form of its development branch (DeepSeek-V4), "s" for that of its main branch, None: as the module is. Returns a function that undoes
+    it. Recompute managers of Megatron, and dropout behind a sublayer, are refused."""
     if cls is None:
         try:
             from megatron.core.transformer.hyper_connection import HyperConnectionModule as cls
         except ImportError:
             raise _lib.BraidUnsupported("no HyperConnectionModule in this Megatron: pass the class") from None
-    before = {name: cls.__dict__.get(name) for name in ("forward", "apply_post")}
+    if profile not in (None, "d", "s"):
+        raise _lib.BraidValueError(f"patch_megatron: argument profile is {profile!r}, expected 'd', 's' or None")
+    before = {name: cls.__dict__.get(name) for name in ("forward", "fused_h_res_h_post_bda")}
+    if None in before.values():
+        raise _lib.BraidUnsupported(f"{cls.__name__} has no forward or no fused_h_res_h_post_bda of its own: another Megatron than is known here")
+    residual_too = _returns_residual(before["forward"])
 
-    def forward(self, hidden_states, *unused, mhc_recompute_manager=None, **more):
-        if mhc_recompute_manager is not None:
-            raise _lib.BraidUnsupported("HyperConnectionModule: a recompute manager needs Megatron's own forward")
-        s, b, k = hidden_states.shape
-        x = hidden_states.reshape(s, b, self.n, k // self.n)
-        fn, base, scale = _megatron_params(self)
-        h, post, comb = mhc_pre(x, fn, base, scale, iters=self.sinkhorn_iterations, norm_eps_inside=False, profile=profile)
-        return h, comb, post
-
-    def apply_post(self, x, f, h_res, h_post, bias=None):
+    def streams_of(self, x):
         s, b, k = x.shape
-        return mhc_post(x.reshape(s, b, self.n, k // self.n), f, h_post, h_res, bias, profile=profile).reshape(s, b, k)
+        return x.reshape(s, b, self.n, k // self.n)
 
-    cls.forward, cls.apply_post = forward, apply_post
+    def forward(self, hidden_states, mhc_recompute_manager=None, output_slot=None):
+        _no_manager(mhc_recompute_manager, output_slot)
+        fn, base, scale = _megatron_params(self)
+        rule = dict(iters=self.sinkhorn_iterations, norm_eps_inside=False, profile=profile or _megatron_profile(self))
+        h, post, comb = mhc_pre(streams_of(self, hidden_states), fn, base, scale, **rule)
+        return (h, comb, post, hidden_states) if residual_too else (h, comb, post)
+
+    def fused_h_res_h_post_bda(
+        self, h_res, original_residual, h_post, layer_output_with_bias, dropout_prob, training, fused, manager=None
+    ):
+        _no_manager(manager)
+        if training and dropout_prob != 0:
+            raise _lib.BraidUnsupported(f"HyperConnectionModule: dropout of {dropout_prob} behind a sublayer, which the kernels do not have")
+        f, bias = layer_output_with_bias
+        y = mhc_post(streams_of(self, original_residual), f, h_post, h_res, bias, profile=profile or _megatron_profile(self))
+        return y.reshape(original_residual.shape)
+
+    cls.forward, cls.fused_h_res_h_post_bda = forward, fused_h_res_h_post_bda
 
     def undo():
         for name, f in before.items():
-            if f is None:
-                delattr(cls, name)
-            else:
-                setattr(cls, name, f)
+            setattr(cls, name, f)
 
     return undo
 

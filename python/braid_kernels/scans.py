@@ -3,7 +3,7 @@
 import torch
 
 from . import _lib
-from ._call import CALLERS, dense, wide_of
+from ._call import CALLERS, cast, dense, integers, need_rank, need_shape, wide_of
 from ._register import define
 
 
@@ -89,12 +89,18 @@ def ssd(x, dt, A, B, C, chunk_size=128, *, D=None, dt_bias=None, seq_idx=None, d
         raise _lib.BraidValueError("ssd: argument dt_softplus is False: the kernels apply softplus to dt")
     if D is not None and D.dim() != 1:
         raise _lib.BraidValueError(f"ssd: argument D has shape {tuple(D.shape)}, expected [heads]")
-    wide = wide_of(x.dtype)
-    A_log = torch.log(-A.to(wide))
-    dt_bias = torch.zeros_like(A_log) if dt_bias is None else dt_bias.to(wide)
-    D = None if D is None else D.to(wide)
-    doc_start = None if seq_idx is None else _doc_start(seq_idx)
-    return ssd_op(x, dt.to(x.dtype), A_log, dt_bias, D, B.to(x.dtype), C.to(x.dtype), doc_start, chunk_size)[0]
+    need_rank("ssd", ("x", x, 4), ("B", B, 4), ("C", C, 4))
+    need_shape("ssd", "A", A, x.shape[2])
+    wide, real = wide_of(x.dtype), x.dtype
+    A_log = torch.log(-cast("ssd", "A", A, wide))
+    dt_bias = torch.zeros_like(A_log) if dt_bias is None else cast("ssd", "dt_bias", dt_bias, wide)
+    D = cast("ssd", "D", D, wide)
+    doc_start = None
+    if seq_idx is not None:
+        need_shape("ssd", "seq_idx", seq_idx, *x.shape[:2])
+        doc_start = _doc_start(integers("ssd", "seq_idx", seq_idx))
+    dt, B, C = cast("ssd", "dt", dt, real), cast("ssd", "B", B, real), cast("ssd", "C", C, real)
+    return ssd_op(x, dt, A_log, dt_bias, D, B, C, doc_start, chunk_size)[0]
 
 
 # ---- gated delta rule ------------------------------------------------------------------------------------------------------------
@@ -162,20 +168,26 @@ def gated_delta_rule(
     texts one behind the other. q and k are normalised inside."""
     if not use_qk_l2norm_in_kernel:
         raise _lib.BraidValueError("gated_delta_rule: argument use_qk_l2norm_in_kernel is False: the kernels normalise q and k")
-    wide = wide_of(q.dtype)
+    op, wide = "gated_delta_rule", wide_of(q.dtype)
+    need_rank(op, ("q", q, 4), ("k", k, 4), ("v", v, 4))
+    need_shape(op, "g", g, *v.shape[:3])
+    need_shape(op, "beta", beta, *v.shape[:3])
     if A_log is None:
         if dt_bias is not None:
             raise _lib.BraidValueError("gated_delta_rule: argument dt_bias is given, but A_log is not")
-        g = torch.log(torch.expm1(-g.to(wide)))
-        beta = torch.logit(beta.to(wide))
+        g = torch.log(torch.expm1(-cast(op, "g", g, wide)))
+        beta = torch.logit(cast(op, "beta", beta, wide))
         A_log = torch.zeros(v.shape[2], dtype=wide, device=q.device)
-    dt_bias = torch.zeros_like(A_log, dtype=wide) if dt_bias is None else dt_bias.to(wide)
+    A_log = cast(op, "A_log", A_log, wide)
+    dt_bias = torch.zeros_like(A_log) if dt_bias is None else cast(op, "dt_bias", dt_bias, wide)
     doc_start = None
     if cu_seqlens is not None:
         if q.shape[0] != 1:
             raise _lib.BraidValueError(f"gated_delta_rule: argument cu_seqlens needs a batch of 1, q has {q.shape[0]}")
+        need_rank(op, ("cu_seqlens", cu_seqlens, 1))
+        cu_seqlens = integers(op, "cu_seqlens", cu_seqlens)
         places = torch.arange(q.shape[1], device=q.device, dtype=cu_seqlens.dtype)
         number = torch.searchsorted(cu_seqlens[1:].contiguous(), places, right=True)
-        doc_start = cu_seqlens[number.clamp_max(cu_seqlens.shape[0] - 1)].to(torch.int32).unsqueeze(0)
-    o = gdn_op(q, k, v, g.to(q.dtype), beta.to(q.dtype), A_log.to(wide), dt_bias, doc_start, chunk_size)[0]
+        doc_start = cu_seqlens[number.clamp_max(cu_seqlens.shape[0] - 1)].unsqueeze(0)
+    o = gdn_op(q, k, v, cast(op, "g", g, q.dtype), cast(op, "beta", beta, q.dtype), A_log, dt_bias, doc_start, chunk_size)[0]
     return o if scale is None else o * (scale * q.shape[3] ** 0.5)

@@ -233,7 +233,7 @@ static int copy_args(const struct op_entry *op, const void *args, void *to, stru
     if (args == NULL)
         return err_set(e, ST_INVALID, "%s: args is NULL", op->name);
     memcpy(&size, args, sizeof size);
-    if (size < sizeof size)
+    if (size < sizeof size || size > MOST_ARGS_BYTES) /* garbage, which must not be read as if it were there */
         return err_set(e, ST_INVALID, "%s: args.size is %zu; set it to sizeof the struct", op->name, size);
     for (size_t i = op->bytes; i < size; i++)
         if (((const char *)args)[i] != 0)

@@ -1,5 +1,5 @@
 """Tests of python/braid_kernels: against eager PyTorch, gradcheck, opcheck, compile, checkpointing, autocast, errors. Prints a line
-"ok ..." or "not ok ..." for each. tests/lib/test_python.sh runs it on the CPU.
+"ok ..." or "not ok ..." for each. tests/lib/test_python.sh runs it on the CPU. uses.py has what programs do with every function.
 
     BRAIDK_LIB=build/libbraidk.so python3 tests/lib/kernels.py [cpu|cuda] [--full]
 """
@@ -749,11 +749,11 @@ def kernels_can_be_asked_for():
     print("#", bk.library().build, "|", *text, "|", bk.binding())
 
 
-def main():
+def run_tests(tests):
     torch.manual_seed(0)
     bad = 0
     only = [a for a in sys.argv[1:] if not a.startswith("--") and a not in ("cpu", "cuda")]
-    for f in TESTS:
+    for f in tests:
         if only and f.__name__ not in only:
             continue
         try:
@@ -768,4 +768,4 @@ def main():
 
 if __name__ == "__main__":
     assert _lib is not None
-    sys.exit(main())
+    sys.exit(run_tests(TESTS))

@@ -104,6 +104,7 @@ static void wrong_arguments_are_named(void **state)
     BAD(a.mhc.norm_eps = NAN, "not a number");
     BAD(a.mhc.root_eps = -1, "root_eps");
     BAD(a.size = 0, "args.size is 0");
+    BAD(a.size = SIZE_MAX, "set it to sizeof the struct");
 #undef BAD
     char why[64];
     int64_t bytes;

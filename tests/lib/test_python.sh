@@ -44,10 +44,11 @@ if ! "$python" -c 'import torch' 2>/dev/null; then
     echo "ok skipped: $python has no torch; BRAID_PYTHON may name one that has"
     finish
 fi
-kernels() { # BRAID_KERNELS_BINDING, tests...
-    BRAID_KERNELS_BINDING=$1 BRAIDK_LIB=$lib OMP_NUM_THREADS=2 PYTHONDONTWRITEBYTECODE=1 "$python" tests/lib/kernels.py cpu "${@:2}"
+kernels() { # BRAID_KERNELS_BINDING, file
+    BRAID_KERNELS_BINDING=$1 BRAIDK_LIB=$lib OMP_NUM_THREADS=2 PYTHONDONTWRITEBYTECODE=1 "$python" -W ignore "tests/lib/$2.py" cpu
 }
-ok "the tests of the package pass" kernels 0
+ok "the tests of the package pass" kernels 0 kernels
+ok "programs can use it in all their ways" kernels 0 uses
 ok "the modules equal those they replace" env BRAID_KERNELS_BINDING=0 BRAIDK_LIB="$lib" OMP_NUM_THREADS=2 PYTHONDONTWRITEBYTECODE=1 "$python" tests/lib/modules.py
 
 # Native calls: the binding is used where it is named or beside the package, and a path that is wrong is an error.
@@ -58,7 +59,8 @@ if [ ! -f "$headers" ] || ! command -v "${CXX:-c++}" >/dev/null; then
     finish
 fi
 ok "the binding builds" make -s CUDA=no B="$dir/native" BRAID_PYTHON="$python" "$binding"
-ok "the tests of the package pass with native calls" kernels "$binding"
+ok "the tests of the package pass with native calls" kernels "$binding" kernels
+ok "programs can use native calls in all their ways" kernels "$binding" uses
 ask() { # BRAID_KERNELS_BINDING, folder of the package: how ops are called
     env BRAID_KERNELS_BINDING="$1" PYTHONPATH="$2" PYTHONDONTWRITEBYTECODE=1 "$python" -c 'import braid_kernels as bk; print(bk.binding())'
 }

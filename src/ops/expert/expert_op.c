@@ -37,9 +37,10 @@ int expert_up_by(const struct expert_parts *p, struct lane *l, const struct expe
     return p->act_fwd(l, &act);
 }
 
+/* Never none: dy without rows still needs an address, as ops take NULL for an absent tensor. */
 int64_t expert_down_bwd_work_by(const struct expert_down_bwd_args *a)
 {
-    return a->dz.dim[0] * a->w.dim[2] * (int64_t)dtype_bytes(a->dz.dtype);
+    return max_i64(a->dz.dim[0] * a->w.dim[2] * (int64_t)dtype_bytes(a->dz.dtype), 1);
 }
 
 int expert_down_bwd_by(const struct expert_parts *p, struct lane *l, const struct expert_down_bwd_args *a)
