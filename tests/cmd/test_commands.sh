@@ -42,6 +42,9 @@ ok "a plan that does not fit gets the smallest change that does" \
     prints '^fits 0.0006 GB: no .*the smallest change that fits: --plan.recompute=' "$BRAID" plan "$tiny" --memory=0.0006
 ok "or the smallest memory that works" prints '^fits 0.0001 GB: no .*the smallest memory that works is' \
     "$BRAID" plan "$tiny" --memory=0.0001
+ok "smaller microbatches are a change, too" prints '^fits 0.000535 GB: no .*the smallest change that fits: --train.micro_batch=' \
+    "$BRAID" plan "$tiny" --memory=0.000535
+ok "a verdict is about the memory of plan.fit" prints '^fits 0.6 MB: yes' "$BRAID" plan "$tiny" --plan.fit=0.6MB
 ok "an amount of memory has known units" fails 2 "is no amount of memory" "$BRAID" plan "$tiny" --memory=80KB
 ok "plan.fit prints the choice and what else fits" prints '^ *[0-9.]* .* --plan.recompute=' \
     "$BRAID" plan "$tiny" --plan.fit=0.0006
