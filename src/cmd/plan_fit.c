@@ -121,20 +121,21 @@ static int look_for_change(struct fit *f, const struct config *c, struct fit_opt
 }
 
 /* Looking for a change means a hundred plans: only where one of them takes no time. */
-int plan_verdict(const struct config *c, const char *memory, const struct trainer *t, struct buf *out, struct err *e)
+int plan_verdict(const struct config *c, const char *memory, const struct trainer *t, const struct fullest_rank *most,
+                 struct buf *out, struct err *e)
 {
     enum { FEW_STEPS = 6000 };
     struct fit_opts o = {.counts_host = on_host(c), .keep_micro = true};
     struct fit f = {0};
-    const struct memory *mem = &t->model.mem;
-    int64_t bytes = memory_total(mem, mem->planned, false);
-    char text[32], name[48];
+    char text[32], name[48], where[32] = "";
+    int64_t bytes = most->device + (o.counts_host ? most->host : 0);
     TRY(verdict_memory(c, memory, &o, name, sizeof name, e));
-    bytes += o.counts_host ? memory_total(mem, mem->planned, true) : 0;
+    if (t->model.mesh.world > 1)
+        snprintf(where, sizeof where, " on rank %d", most->rank);
     if ((double)bytes <= o.budget || t->train.p.n_steps > FEW_STEPS || t->model.mesh.world > 1) {
         bool fits = (double)bytes <= o.budget;
         buf_addf(out, "\nfits %s: %s (%s%s)%s\n", name, fits ? "yes" : "no",
-                 human_bytes((double)bytes, text, sizeof text), t->model.mesh.world > 1 ? " on rank 0" : "",
+                 human_bytes((double)bytes, text, sizeof text), where,
                  fits ? "" : "; --plan.fit=MEMORY looks for a plan that does");
         return ST_OK;
     }
