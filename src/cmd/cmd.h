@@ -91,8 +91,14 @@ int cmd_fit(struct config *c, int processes, struct buf *out, struct err *e);
 /* What it chose when the run was started, from the configuration that a checkpoint holds: a config file may say
  * otherwise. */
 int cmd_fit_again(struct config *c, const char *saved, const char *label, struct err *e);
-/* One line: does the plan fit into --memory (NULL: 80 GB), and what would? */
-int plan_verdict(const struct config *c, const char *memory, const struct trainer *t, struct buf *out, struct err *e);
+struct fullest_rank {
+    int rank;
+    int64_t device, host; /* bytes */
+};
+/* One line: does the plan fit into --memory (NULL: that of plan.fit, else 80 GB), and what would? Of several ranks the
+ * fullest counts. */
+int plan_verdict(const struct config *c, const char *memory, const struct trainer *t, const struct fullest_rank *most,
+                 struct buf *out, struct err *e);
 
 /* bench_offload.c: what braid bench train says of state in host memory; nothing where there is none. Every rank calls
  * it, after the steps that are timed. step: seconds of one. */

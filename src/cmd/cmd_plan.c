@@ -78,7 +78,7 @@ static void exchanged(const struct trainer *t, struct buf *out)
 }
 
 /* Arenas of one rank in a line. */
-static int rank_line(const struct config *c, int rank, struct buf *out, struct err *e)
+static int rank_line(const struct config *c, int rank, struct fullest_rank *fullest, struct buf *out, struct err *e)
 {
     struct rank_place place;
     struct trainer t = {0};
@@ -93,12 +93,16 @@ static int rank_line(const struct config *c, int rank, struct buf *out, struct e
     for (int a = 0; st == ST_OK && a < ARENA_ALL; a++)
         buf_addf(out, " %11s", human_bytes((double)t.model.mem.planned[a], text, sizeof text));
     buf_addf(out, " %11s\n", human_bytes((double)total, text, sizeof text));
+    if (st == ST_OK && total > fullest->device)
+        *fullest = (struct fullest_rank){
+            .rank = rank, .device = total, .host = memory_total(&t.model.mem, t.model.mem.planned, true)};
     trainer_close(&t);
     return st;
 }
 
 /* All ranks, or when there are many the first of each stage: the others have as much or a little less. */
-static int all_ranks(const struct config *c, const struct mesh *m, struct buf *out, struct err *e)
+static int all_ranks(const struct config *c, const struct mesh *m, struct fullest_rank *fullest, struct buf *out,
+                     struct err *e)
 {
     enum { FEW = 16 };
     int step = m->world <= FEW ? 1 : m->stage;
@@ -111,13 +115,13 @@ static int all_ranks(const struct config *c, const struct mesh *m, struct buf *o
         buf_addf(out, " %11s", arena_name((enum arena_id)a));
     buf_addf(out, " %11s\n", "total");
     for (int rank = 0; rank < m->world; rank += step)
-        TRY(rank_line(c, rank, out, e));
+        TRY(rank_line(c, rank, fullest, out, e));
     return ST_OK;
 }
 
 /* What rank 0 has: layers, exchanges, kernels, memory, and parameters and steps where they are wanted. */
-static int describe(const struct config *c, const struct trainer *t, bool params, bool steps, struct buf *out,
-                    struct err *e)
+static int describe(const struct config *c, const struct trainer *t, bool params, bool steps,
+                    struct fullest_rank *fullest, struct buf *out, struct err *e)
 {
     const struct plan *update = t->optim.beside.name != NULL ? &t->optim.beside : &t->optim.apply;
     model_print_stack(&t->model, out);
@@ -135,7 +139,7 @@ static int describe(const struct config *c, const struct trainer *t, bool params
     if (t->optim.n_buckets > 0)
         plan_print_memory(update, out);
     if (t->model.mesh.world > 1)
-        TRY(all_ranks(c, &t->model.mesh, out, e));
+        TRY(all_ranks(c, &t->model.mesh, fullest, out, e));
     if (params) {
         buf_add(out, "\n");
         model_print_params(&t->model, out);
@@ -187,10 +191,12 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
         st = place_on_paper(&place, c, 0, e);
     if (st == ST_OK)
         st = trainer_plan_on(t, c, &place, true, e);
+    struct fullest_rank fullest = {.device = memory_total(&t->model.mem, t->model.mem.planned, false),
+                                   .host = memory_total(&t->model.mem, t->model.mem.planned, true)};
     if (st == ST_OK)
-        st = describe(c, t, params, steps, &out, e);
+        st = describe(c, t, params, steps, &fullest, &out, e);
     if (st == ST_OK)
-        st = plan_verdict(c, extra[13].value, t, &out, e);
+        st = plan_verdict(c, extra[13].value, t, &fullest, &out, e);
     if (st == ST_OK)
         st = buf_check(&out, e);
     if (st == ST_OK)

@@ -95,29 +95,54 @@ int cmd_fit_again(struct config *c, const char *saved, const char *label, struct
     return st;
 }
 
+/* The memory that a verdict is about: what was asked for, that of plan.fit, or 80 GB. */
+static int verdict_memory(const struct config *c, const char *given, struct fit_opts *o, char *name, size_t size,
+                          struct err *e)
+{
+    const char *text = given != NULL ? given : config_memory(c->plan.fit, &o->budget) ? c->plan.fit : "80";
+    if (!config_memory(text, &o->budget))
+        return err_set(e, ST_USAGE, "--memory=%s is no amount of memory such as 80 or 74GiB", text);
+    size_t digits = strspn(text, "0123456789.");
+    snprintf(name, size, "%.*s %s", (int)digits, text, text[digits] != '\0' ? text + digits : "GB");
+    o->name = name;
+    return ST_OK;
+}
+
+/* The microbatch stays as it is if a policy can do it: then the results do, to the bit. */
+static int look_for_change(struct fit *f, const struct config *c, struct fit_opts *o, struct err *e)
+{
+    struct machine m = machine_h200();
+    TRY(fit_search(f, c, &m, o, e));
+    if (f->as_given.fits || f->n > 0)
+        return ST_OK;
+    fit_release(f);
+    o->keep_micro = false;
+    return fit_search(f, c, &m, o, e);
+}
+
 /* Looking for a change means a hundred plans: only where one of them takes no time. */
-int plan_verdict(const struct config *c, const char *memory, const struct trainer *t, struct buf *out, struct err *e)
+int plan_verdict(const struct config *c, const char *memory, const struct trainer *t, const struct fullest_rank *most,
+                 struct buf *out, struct err *e)
 {
     enum { FEW_STEPS = 6000 };
-    struct fit_opts o = {.budget = 80e9, .counts_host = on_host(c), .keep_micro = true};
-    struct machine m = machine_h200();
-    struct fit f;
-    const struct memory *mem = &t->model.mem;
-    int64_t bytes = memory_total(mem, mem->planned, false);
-    char text[32];
-    if (memory != NULL && !config_memory(memory, &o.budget))
-        return err_set(e, ST_USAGE, "--memory=%s is no amount of memory such as 80 or 74GiB", memory);
-    bytes += o.counts_host ? memory_total(mem, mem->planned, true) : 0;
+    struct fit_opts o = {.counts_host = on_host(c), .keep_micro = true};
+    struct fit f = {0};
+    char text[32], name[48], where[32] = "";
+    int64_t bytes = most->device + (o.counts_host ? most->host : 0);
+    TRY(verdict_memory(c, memory, &o, name, sizeof name, e));
+    if (t->model.mesh.world > 1)
+        snprintf(where, sizeof where, " on rank %d", most->rank);
     if ((double)bytes <= o.budget || t->train.p.n_steps > FEW_STEPS || t->model.mesh.world > 1) {
         bool fits = (double)bytes <= o.budget;
-        buf_addf(out, "\nfits %.3g GB: %s (%s%s)%s\n", o.budget * 1e-9, fits ? "yes" : "no",
-                 human_bytes((double)bytes, text, sizeof text), t->model.mesh.world > 1 ? " on rank 0" : "",
+        buf_addf(out, "\nfits %s: %s (%s%s)%s\n", name, fits ? "yes" : "no",
+                 human_bytes((double)bytes, text, sizeof text), where,
                  fits ? "" : "; --plan.fit=MEMORY looks for a plan that does");
         return ST_OK;
     }
-    TRY(fit_search(&f, c, &m, &o, e));
+    int st = look_for_change(&f, c, &o, e);
     buf_add(out, "\n");
-    fit_verdict(&f, c, &o, out);
+    if (st == ST_OK)
+        fit_verdict(&f, c, &o, out);
     fit_release(&f);
-    return ST_OK;
+    return st;
 }

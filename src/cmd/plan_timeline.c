@@ -546,6 +546,25 @@ static int take_tokens(const char *text, double *out, struct err *e)
     return ST_OK;
 }
 
+/* What a search chooses itself; the rest of the configuration stays. */
+static void say_chosen(const struct config *c)
+{
+    static const char *const chosen[] = {"parallel.ranks", "parallel.pp",          "parallel.vpp",
+                                         "parallel.tp",    "parallel.cp",          "parallel.ep",
+                                         "parallel.etp",   "parallel.zero",        "parallel.overlap",
+                                         "plan.recompute", "plan.recompute_block", "plan.recompute_granularity"};
+    const char *before = "note: --search chooses ";
+    for (int i = 0; i < countof(chosen); i++) {
+        enum config_source from = config_source_of(c, chosen[i]).source;
+        if (from != CFG_FROM_FILE && from != CFG_FROM_COMMAND)
+            continue;
+        fprintf(stderr, "%s%s", before, chosen[i]);
+        before = ", ";
+    }
+    if (before[0] == ',')
+        fprintf(stderr, "; what is set is not used\n");
+}
+
 int plan_search(struct config *c, const struct timeline_words *w, struct err *e)
 {
     struct machine m;
@@ -558,6 +577,11 @@ int plan_search(struct config *c, const struct timeline_words *w, struct err *e)
         return err_hint(e, "for instance braid plan CONFIG --search --gpus=64 --memory=80 --tokens=1T");
     }
     TRY(take_tokens(w->tokens, &o.tokens, e));
+    if (strcmp(c->plan.fit, "off") != 0) {
+        err_set(e, ST_USAGE, "--search and plan.fit=%s both choose a plan", c->plan.fit);
+        return err_hint(e, "--search takes the memory of a GPU as --memory=80");
+    }
+    say_chosen(c);
     o.gpus = (int)gpus;
     o.budget = m.memory;
     buf_init(&out, 0);

@@ -518,6 +518,7 @@ static bool warmup_with_adapters(const struct config *c)
     return has_sparse(c) && c->model.dsa_dense_warmup && c->lora.rank > 0;
 }
 static bool shares(const struct config *c) { return c->model.dsa_indexer_topk_freq > 1; }
+static bool not_warming_up(const struct config *c) { return !c->model.dsa_dense_warmup; }
 
 /* clang-format off */
 static const struct option_use dsa_uses[] = {
@@ -528,7 +529,7 @@ static const struct option_use dsa_uses[] = {
     {"model.dsa_indexer_topk_freq", NULL, NULL},
     {"model.dsa_indexer_skip_topk_offset", shares, "model.dsa_indexer_topk_freq above 1"},
     {"model.dsa_indexer_loss_coeff", NULL, NULL},
-    {"model.dsa_indexer_use_sparse_loss", NULL, NULL},
+    {"model.dsa_indexer_use_sparse_loss", not_warming_up, "model.dsa_dense_warmup = off"},
     {"model.dsa_dense_warmup", NULL, NULL},
     {"model.dsa_indexer_rope_interleaved", NULL, NULL},
     {"model.dsa_indexer_scoring_relu", NULL, NULL},

@@ -386,6 +386,10 @@ static bool latent_without_rope(const struct config *c)
 {
     return c->model.rope == CFG_ROPE_NONE && strchr(c->model.pattern, '+') != NULL;
 }
+static bool odd_rotary_channels(const struct config *c)
+{
+    return c->model.mla_rope % 2 != 0 && strpbrk(c->model.pattern, "+DCHW") != NULL;
+}
 
 /* clang-format off */
 static const struct option_use mla_uses[] = {
@@ -396,6 +400,9 @@ static const struct rule mla_rules[] = {
     {"latent-needs-rope", latent_without_rope,
      "latent attention (+) has rotary channels of its own: model.rope cannot be none",
      {"model.rope", "model.pattern", "model.mla_rope"}},
+    {"rotary-channels-even", odd_rotary_channels,
+     "rotary embedding turns channels in pairs: model.mla_rope must be even",
+     {"model.mla_rope", "model.pattern"}},
 };
 static const struct tiny_size mla_tiny[] = {
     {"model.heads", 4, true},        {"model.mla_kv_rank", 12, false}, {"model.mla_q_rank", 10, false},

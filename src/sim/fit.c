@@ -3,13 +3,15 @@
  * For each size of microbatch the activations that are kept are the items of a knapsack. Each one that can be
  * recomputed is tried alone, which gives its price in seconds for a byte; then they are recomputed in the order of that
  * price, one more at a time, and where that is not enough the largest of the others wait in host memory. The last item
- * of each list is cut to the number of layers that are needed. Memory is that of the planner, to the byte. */
+ * of each list is cut to the number of layers that are needed. Models with more kinds of activations than MOST_ITEMS
+ * have the largest tried so. Where nothing fits, everything is recomputed. Memory is that of the planner, to the byte.
+ * */
 #include "sim/fit.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_ITEMS = 24, MOST_TAG = 64, MOST_MICROS = 16, MANY_MICROS = 2 };
+enum { MOST_ITEMS = 24, MOST_LISTED = 256, MOST_TAG = 64, MOST_MICROS = 16, MANY_MICROS = 2 };
 
 struct item {
     char tag[MOST_TAG];
@@ -25,8 +27,8 @@ struct search {
     struct config c;    /* a copy that candidates are set in */
     int64_t dp, micros; /* data-parallel ranks; microbatches of the configuration's global batch, of one sample each */
     int layers;
-    struct item item[MOST_ITEMS];
-    int n_items, n_cheap; /* items; of those, the first n_cheap are recomputed in this order */
+    struct item item[MOST_LISTED + 1]; /* of a plan; then the MOST_ITEMS largest, and blocks of streams */
+    int n_items, n_cheap;              /* items; of those, the first n_cheap are recomputed in this order */
     struct err *e;
 };
 
@@ -123,7 +125,7 @@ static struct item *item_of(struct search *s, const char *tag)
     for (int i = 0; i < s->n_items; i++)
         if (strcmp(s->item[i].tag, tag) == 0)
             return &s->item[i];
-    if (s->n_items == MOST_ITEMS || strlen(tag) >= MOST_TAG)
+    if (s->n_items == MOST_LISTED || strlen(tag) >= MOST_TAG)
         return NULL;
     struct item *x = &s->item[s->n_items++];
     *x = (struct item){0};
@@ -182,19 +184,23 @@ static int try_row(struct search *s, struct fit_row *r, bool list_items)
 static int by_price(const void *a, const void *b)
 {
     const struct item *x = a, *y = b;
-    return (x->price > y->price) - (x->price < y->price);
+    int order = (x->price > y->price) - (x->price < y->price);
+    return order != 0 ? order : strcmp(x->tag, y->tag);
 }
 
 static int by_bytes(const void *a, const void *b)
 {
     const struct item *x = a, *y = b;
-    return (x->bytes < y->bytes) - (x->bytes > y->bytes);
+    int order = (x->bytes < y->bytes) - (x->bytes > y->bytes);
+    return order != 0 ? order : strcmp(x->tag, y->tag);
 }
 
 /* Tries every item alone and puts those that give memory back in front, cheapest first; the others by size. */
 static int price_items(struct search *s, const struct fit_row *base)
 {
-    if (s->c.model.mhc_streams > 0 && s->n_items < MOST_ITEMS)
+    qsort(s->item, (size_t)s->n_items, sizeof *s->item, by_bytes);
+    s->n_items = s->n_items < MOST_ITEMS ? s->n_items : MOST_ITEMS;
+    if (s->c.model.mhc_streams > 0)
         s->item[s->n_items++] = (struct item){.blocks = true, .recompute = true, .tag = "blocks of streams"};
     for (int i = 0; i < s->n_items; i++) {
         struct fit_row r = *base;
@@ -250,7 +256,7 @@ static int rest_by_size(const struct search *s, int n_recompute, struct item *re
 static struct fit_row row_of(const struct search *s, const struct fit_row *base, const struct lists *l)
 {
     struct fit_row r = *base;
-    struct item rest[MOST_ITEMS];
+    struct item rest[MOST_ITEMS + 1];
     int n = rest_by_size(s, l->n_recompute, rest);
     r.recompute[0] = r.offload[0] = '\0';
     r.blocks = false;
@@ -285,7 +291,7 @@ static int least(struct search *s, const struct fit_row *base, struct lists *l, 
 /* With the first n of the cheap items recomputed: the fewest offloaded ones that make it fit. */
 static int try_offload(struct search *s, const struct fit_row *base, int n)
 {
-    struct item rest[MOST_ITEMS];
+    struct item rest[MOST_ITEMS + 1];
     int most = rest_by_size(s, n, rest);
     struct lists l = {.n_recompute = n, .n_offload = most};
     struct fit_row r = row_of(s, base, &l);
@@ -342,6 +348,21 @@ static int by_seconds(const void *a, const void *b)
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
+/* Everything is recomputed, also what has no name of its own in the lists, with offload of the rest and without. */
+static int try_extremes(struct search *s, int64_t micro_batch, int64_t chunk)
+{
+    static const char *const words[] = {"full", "*"};
+    for (int i = 0; i < countof(words); i++)
+        for (int blocks = 0; blocks <= (s->c.model.mhc_streams > 0); blocks++)
+            for (int offload = 0; offload <= !s->o->counts_host; offload++) {
+                struct fit_row r = {.micro_batch = micro_batch, .loss_chunk = chunk, .blocks = blocks};
+                snprintf(r.recompute, sizeof r.recompute, "%s", words[i]);
+                snprintf(r.offload, sizeof r.offload, "%s", offload ? "*" : "");
+                TRY(try_row(s, &r, false));
+            }
+    return ST_OK;
+}
+
 static int search_all(struct search *s)
 {
     static const int64_t chunks[] = {0, 2048, 256};
@@ -354,6 +375,8 @@ static int search_all(struct search *s)
         int64_t chunk = s->o->keep_micro && k == 0 ? s->f->as_given.loss_chunk : chunks[k];
         for (int i = 0; i < n && !plainly; i++) /* smaller microbatches than one that fits as it is gain nothing */
             TRY(try_micro(s, &(struct fit_row){.micro_batch = sizes[i], .loss_chunk = chunk}, &plainly));
+        if (s->f->n == 0)
+            TRY(try_extremes(s, sizes[n - 1], chunk));
     }
     return ST_OK;
 }
@@ -487,7 +510,7 @@ void fit_print(const struct fit *f, const struct config *c, const struct fit_opt
 void fit_verdict(const struct fit *f, const struct config *c, const struct fit_opts *o, struct buf *out)
 {
     char a[32];
-    buf_addf(out, "fits %.3g GB: %s (%s)", o->budget * 1e-9, f->as_given.fits ? "yes" : "no",
+    buf_addf(out, "fits %s: %s (%s)", o->name, f->as_given.fits ? "yes" : "no",
              human_bytes((double)f->as_given.bytes, a, sizeof a));
     if (!f->as_given.fits && f->n > 0) {
         buf_add(out, "; the smallest change that fits:");

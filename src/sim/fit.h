@@ -18,6 +18,7 @@ struct fit_row {
 };
 struct fit_opts {
     double budget;    /* bytes of one GPU */
+    const char *name; /* of the budget, in a verdict: 80 GB */
     double host;      /* bytes of host memory that one GPU may use; 0: no limit */
     bool counts_host; /* the device is the host: what is offloaded counts as well */
     bool keep_micro;  /* train.micro_batch and train.loss_chunk stay as they are */

@@ -445,19 +445,25 @@ static int simulate(struct finder *f, struct attempt *k)
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-static void print_options(const struct attempt *k, struct buf *out)
+/* Policies that are the configuration's own are left out. */
+static void print_options(const struct finder *f, const struct attempt *k, struct buf *out)
 {
+    const struct config *c = f->given;
+    const struct policy_row *p = &policies[k->policy];
     buf_addf(out, "  --parallel.pp=%d --parallel.vpp=%d --parallel.tp=%d --parallel.cp=%d --parallel.ep=%d", k->pp,
              k->vpp, k->tp, k->cp, k->ep);
-    if (k->etp > 1)
+    if (k->etp > 1 || c->parallel.etp > 1)
         buf_addf(out, " --parallel.etp=%d", k->etp);
-    buf_addf(out, " --parallel.zero=%d --train.micro_batch=%lld", k->zero, (long long)k->micro);
-    if (k->overlap)
+    buf_addf(out, " --parallel.zero=%d --train.micro_batch=%lld --train.global_batch=%lld", k->zero,
+             (long long)k->micro, (long long)f->global);
+    if (k->overlap || c->parallel.overlap != CFG_OVERLAP_NONE)
         buf_addf(out, " --parallel.overlap=%s", overlap_of(k));
-    if (policies[k->policy].recompute[0] != '\0')
-        buf_addf(out, " --plan.recompute=%s", policies[k->policy].recompute);
-    if (strcmp(policies[k->policy].block, "off") != 0)
-        buf_addf(out, " --plan.recompute_block=%s", policies[k->policy].block);
+    if (c->plan.recompute_granularity != CFG_GRANULARITY_NONE)
+        buf_add(out, " --plan.recompute_granularity=none");
+    if (strcmp(p->recompute, c->plan.recompute) != 0)
+        buf_addf(out, " --plan.recompute=%s", p->recompute);
+    if (strcmp(p->block, c->plan.recompute_block) != 0)
+        buf_addf(out, " --plan.recompute_block=%s", p->block);
 }
 
 static void print_row(const struct finder *f, const struct attempt *k, struct buf *out)
@@ -468,7 +474,7 @@ static void print_row(const struct finder *f, const struct attempt *k, struct bu
              human_bytes((double)k->bytes, memory, sizeof memory));
     if (f->o->tokens > 0)
         buf_addf(out, " %9.1f", f->o->tokens / rate / 86400);
-    print_options(k, out);
+    print_options(f, k, out);
     buf_add(out, "\n");
 }
 static void print_head(const struct finder *f, int meshes, struct buf *out)

@@ -53,8 +53,13 @@ static double z_term(const struct checker *c, const struct config *cfg)
     return cfg->train.z_loss * c->scale[0] * sum;
 }
 
-/* What the parameter with this key is trained by: a loss may be detached from the rest of the model. */
-static int loss_of(struct checker *c, const char *key, double *loss, struct err *e)
+/* What the parameter with this key is trained by. A loss that is detached from the rest of the model may be smaller
+ * than the others by far: it is apart, so that their rounding does not hide its changes. */
+struct losses {
+    double model, detached;
+};
+
+static int losses_of(struct checker *c, const char *key, struct losses *loss, struct err *e)
 {
     struct run_info run = {.step = 3,
                            .first_sample = 11,
@@ -68,17 +73,17 @@ static int loss_of(struct checker *c, const char *key, double *loss, struct err 
                            .doc_start = c->doc};
     TRY(exec_run(&c->exec, &c->train.p, &run, e));
     struct tensor slot = model_slot(&c->model, &c->train, c->train.loss);
-    *loss = ((const double *)slot.data)[0] * c->scale[0] + z_term(c, c->model.cfg);
+    *loss = (struct losses){.model = ((const double *)slot.data)[0] * c->scale[0] + z_term(c, c->model.cfg)};
     for (int k = 0; k < c->train.n_mtp; k++) {
         slot = model_slot(&c->model, &c->train, c->train.mtp_loss[k]);
-        *loss += ((const double *)slot.data)[0] * c->scale[k + 1];
+        loss->model += ((const double *)slot.data)[0] * c->scale[k + 1];
     }
     for (int k = 0; k < c->model.metrics.n; k++) {
         const struct metric *m = &c->model.metrics.m[k];
         double value = 0;
         if (m->objective && (m->only == NULL || strstr(key, m->only) != NULL))
             TRY(model_read_state(&c->model, m->offset, &value, sizeof value, e));
-        *loss += value * run.mb_share;
+        *(m->only != NULL ? &loss->detached : &loss->model) += value * run.mb_share;
     }
     return ST_OK;
 }
@@ -94,13 +99,13 @@ static int difference(struct checker *c, int k, uint64_t key, double h, double *
 {
     struct tensor tensor = model_param(&c->model, k), *p = &tensor;
     const char *name = c->model.params.list[k].p.key;
-    double up, down;
+    struct losses up, down;
     shift(p, key, h);
-    TRY(loss_of(c, name, &up, e));
+    TRY(losses_of(c, name, &up, e));
     shift(p, key, -2 * h);
-    TRY(loss_of(c, name, &down, e));
+    TRY(losses_of(c, name, &down, e));
     shift(p, key, h);
-    *out = (up - down) / (2 * h);
+    *out = ((up.model - down.model) + (up.detached - down.detached)) / (2 * h);
     return ST_OK;
 }
 
@@ -153,7 +158,8 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
                                 .batch = cfg->train.micro_batch,
                                 .seq = cfg->train.seq,
                                 .want_logits = cfg->train.z_loss > 0};
-    double loss, *saved = NULL;
+    struct losses loss;
+    double *saved = NULL;
     TRY(routes_refuse(cfg, "gradcheck", e));
     if (cfg->gpu.precision == CFG_PRECISION_FP8) {
         err_set(
@@ -183,7 +189,7 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
         if (p.dtype == DT_F64) /* not a table of numbers */
             shift(&p, rng_key(seed, "start"), 0.1);
     }
-    TRY(loss_of(c, "", &loss, e));
+    TRY(losses_of(c, "", &loss, e));
     int64_t bytes = c->model.mem.allocated[ARENA_GRAD];
     TRY(mem_aligned((void **)&saved, (size_t)bytes, DEV_ALIGN, e));
     int st = c->dev.vt->copy_out(&c->dev, saved, c->model.mem.base[ARENA_GRAD], bytes, e);

@@ -138,9 +138,32 @@ static int load_params_from(struct model *m, const struct ckpt *c, bool base, st
     return st;
 }
 
+/* A checkpoint has moments of what was trained. Where that has changed since, the message names it; the keys of a layer
+ * without any would only tell that layers are missing. */
+static int check_trained(struct model *m, const struct ckpt *c, struct err *e)
+{
+    char key[256];
+    struct full_table full;
+    TRY(full_table_open(&full, m, e));
+    int st = ST_OK;
+    for (int k = 0; k < full.params->n && st == ST_OK; k++) {
+        const struct param *p = &full.params->list[k].p;
+        snprintf(key, sizeof key, "%s.%s", key_space_name(KEYS_EXP_AVG), p->key);
+        bool had = ckpt_has(c, key, CKPT_OPTIM);
+        if (p->buffer || had == param_trained(p) || !ckpt_has(c, p->key, CKPT_MODEL))
+            continue;
+        st = err_set(e, ST_CONFLICT, "%s was %s when %s was saved, and now it is %s", p->key,
+                     had ? "trained" : "frozen", ckpt_path(c), had ? "frozen" : "trained");
+        err_hint(e, "a run keeps what it trains; start another one from the weights: --run.load=RUN --run.dir=OTHER");
+    }
+    full_table_close(&full);
+    return st;
+}
+
 int load_moments(struct model *m, const struct ckpt *c, struct err *e)
 {
     struct key_file f;
+    TRY(check_trained(m, c, e));
     TRY(key_file_from(&f, c, e));
     int st = load_space(m, &f, KEYS_EXP_AVG, false, 0, NULL, e);
     if (st == ST_OK)

@@ -42,6 +42,9 @@ ok "a plan that does not fit gets the smallest change that does" \
     prints '^fits 0.0006 GB: no .*the smallest change that fits: --plan.recompute=' "$BRAID" plan "$tiny" --memory=0.0006
 ok "or the smallest memory that works" prints '^fits 0.0001 GB: no .*the smallest memory that works is' \
     "$BRAID" plan "$tiny" --memory=0.0001
+ok "smaller microbatches are a change, too" prints '^fits 0.000535 GB: no .*the smallest change that fits: --train.micro_batch=' \
+    "$BRAID" plan "$tiny" --memory=0.000535
+ok "a verdict is about the memory of plan.fit" prints '^fits 0.6 MB: yes' "$BRAID" plan "$tiny" --plan.fit=0.6MB
 ok "an amount of memory has known units" fails 2 "is no amount of memory" "$BRAID" plan "$tiny" --memory=80KB
 ok "plan.fit prints the choice and what else fits" prints '^ *[0-9.]* .* --plan.recompute=' \
     "$BRAID" plan "$tiny" --plan.fit=0.0006
@@ -57,6 +60,12 @@ ok "optimizer state in host memory is not the device's" prints '^optimizer .* in
 ok "a search for meshes prints the best" prints 'tokens/s' \
     "$BRAID" plan "$tiny" --search --gpus=4 --train.global_batch=8 --tokens=1B
 ok "with options that plan" grep -q -- '--parallel.pp=.* --parallel.zero=' out
+ok "its options are all that it takes" prints '^total ' "$BRAID" plan "$tiny" --parallel.ranks=4 $(sed -n '/ms\/step/{n;s/.* MiB[^-]*\|.* KiB[^-]*//p}' out)
+searched=(--search --gpus=4 --train.global_batch=8 --plan.recompute=norm --parallel.pp=2 --parallel.ranks=2 --model.pattern='*-|*-')
+ok "what a search chooses itself is said" says 'note: --search chooses parallel.ranks, parallel.pp, plan.recompute; what is set is not used' "$BRAID" plan "$tiny" "${searched[@]}"
+ok "a policy of the configuration that it takes away is in its rows" grep -q -- '--plan.recompute=$' out
+ok "plan.fit is for one mesh" fails 2 "both choose a plan" "$BRAID" plan "$tiny" --search --gpus=4 --plan.fit=80GB
+ok "the verdict is about the fullest rank" prints '^fits 80 GB: yes (.* on rank [1-9]' "$BRAID" plan "$tiny" --parallel.ranks=2 --parallel.pp=2 --model.pattern='*-|*-*-*-'
 ok "a search needs a number of GPUs" fails 2 "needs --gpus" "$BRAID" plan "$tiny" --search
 ok "and they need a search" fails 2 "belong to --search" "$BRAID" plan "$tiny" --gpus=4
 ok "recomputing shows as replays" prints "plan 'train': .* [1-9][0-9]* replays" "$BRAID" plan "$tiny" --plan.recompute=full

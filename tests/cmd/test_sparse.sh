@@ -36,6 +36,16 @@ try "$BRAID" ckpt diff "$dir/sparse" "$dir/warm"
 ok "it changes indexers" grep -q 'indexer.linear_wk.weight' "$dir/out"
 ok "and nothing else" test -z "$(grep -E '^ *(decoder|embedding|output)' "$dir/out" | grep -v indexer)"
 
+ok "a run that warmed indexers up cannot go on to train the rest" fails 1 "word_embeddings.weight was frozen when" \
+    "$BRAID" train --run.dir="$dir/warm" --train.steps=61 --model.dsa_dense_warmup=off --run.quiet=on
+ok "nor the other way round" fails 1 "word_embeddings.weight was trained when" \
+    "$BRAID" train --run.dir="$dir/sparse" --train.steps=61 --model.dsa_dense_warmup=on --run.quiet=on
+ok "another run trains the rest from its weights" runs "$BRAID" train --run.load="$dir/warm" --run.dir="$dir/stage2" --data.train="$book" --train.steps=2 \
+    --model.dsa_dense_warmup=off --run.quiet=on
+first=(--model.dsa_dense_warmup=on --group.all.match='*' --group.all.freeze=off)
+ok "where nothing is frozen a run has both stages" runs "$BRAID" train "${twelve[@]}" "${first[@]}" --train.steps=2 --run.dir="$dir/stages"
+ok "one after the other" runs "$BRAID" train --run.dir="$dir/stages" --train.steps=4 --model.dsa_dense_warmup=off --run.quiet=on
+
 ok "a model of the shape of DeepSeek-V3.2 trains" runs "$BRAID" train "$root/configs/dsv32-tiny.ini" --data.train="$book" --run.threads=1 --run.quiet=on \
     --run.tensorboard=off --run.report=off --run.dir="$dir/dsv32"
 ok "and is exported" prints '^exported as deepseek_v32' "$BRAID" export "$dir/dsv32" "$dir/dsv32-hf" --dtype=f32

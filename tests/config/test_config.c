@@ -202,6 +202,8 @@ static const struct rule_case rule_cases[] = {
     {"layer-norm-alone", {"model.norm", "layer", "model.mhc_streams", "2"}},
     {"fp32-residual-alone", {"model.fp32_residual", "on", "model.mhc_streams", "2"}},
     {"latent-needs-rope", {"model.rope", "none", "model.pattern", "+-"}},
+    {"rotary-channels-even", {"model.mla_rope", "7", "model.pattern", "+-"}},
+    {"rotary-channels-even", {"model.mla_rope", "7", "model.pattern", "W-", "model.mla_q_rank", "8"}},
     {"sparse-needs-rope", {"model.rope", "none", "model.pattern", "D-"}},
     {"indexer-holds-rope", {"model.dsa_indexer_head_dim", "32", "model.pattern", "D-"}},
     {"warmup-without-adapters", {"model.dsa_dense_warmup", "on", "model.pattern", "D-", "lora.rank", "4"}},

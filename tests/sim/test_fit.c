@@ -106,7 +106,7 @@ static void what_cannot_fit_names_the_smallest_memory_that_works(void **state)
     struct machine m = small_machine();
     struct buf text;
     tiny_config(&c, MODEL "train.global_batch=4");
-    struct fit_opts o = {.budget = 1000};
+    struct fit_opts o = {.budget = 1000, .name = "1000 bytes"};
     assert_ok(fit_search(&f, &c, &m, &o, &e), &e);
     assert_int_equal(f.n, 0);
     int64_t least = f.smallest.bytes;
@@ -123,6 +123,32 @@ static void what_cannot_fit_names_the_smallest_memory_that_works(void **state)
     assert_non_null(strstr(text.text, "--train.micro_batch=1 --train.global_batch=4"));
     fit_release(&f);
     buf_release(&text);
+    config_release(&c);
+}
+
+/* Compressed attention, experts and hyper-connections save more kinds of activations than are tried one by one. */
+static void models_with_many_kinds_of_activations_are_fitted(void **state)
+{
+    (void)state;
+    struct config c;
+    struct fit f;
+    struct err e = {0};
+    struct machine m = small_machine();
+    tiny_config(&c, "model.pattern=[WE][CE][HE]/WE model.hidden=32 model.heads=4 model.mla_q_rank=16 model.mla_v=16 "
+                    "model.mla_rope=8 "
+                    "model.csa_window_size=8 model.compress_rate_csa=4 model.compress_rate_hca=16 model.o_groups=2 "
+                    "model.o_lora_rank=16 model.dsa_indexer_n_heads=4 model.dsa_indexer_head_dim=16 "
+                    "model.dsa_indexer_topk=4 "
+                    "model.experts=4 model.topk=2 model.expert_ffn=64 model.mhc_streams=4 train.seq=64 "
+                    "train.micro_batch=2");
+    struct fit_opts o = {.budget = 1000, .counts_host = true, .keep_micro = true};
+    assert_ok(fit_search(&f, &c, &m, &o, &e), &e);
+    int64_t least = f.smallest.bytes;
+    fit_release(&f);
+    assert_ok(config_set(&c, "plan.recompute", "full", NULL, &e), &e);
+    assert_true(least <= planned(&c)); /* what anybody would try by hand is no smaller */
+    assert_ok(config_set(&c, "plan.recompute_block", "auto", NULL, &e), &e);
+    assert_true(least <= planned(&c));
     config_release(&c);
 }
 
@@ -146,6 +172,7 @@ int main(void)
         cmocka_unit_test(what_is_chosen_fits_and_is_the_fastest),
         cmocka_unit_test(microbatches_are_chosen_and_the_global_batch_stays),
         cmocka_unit_test(what_cannot_fit_names_the_smallest_memory_that_works),
+        cmocka_unit_test(models_with_many_kinds_of_activations_are_fitted),
         cmocka_unit_test(amounts_of_memory_have_units),
     };
     return cmocka_run_group_tests_name("sim: fit", tests, NULL, NULL);

@@ -121,6 +121,23 @@ static void gradients_equal_differences_for_every_option(void **state)
         check_model(models[i]);
 }
 
+/* The loss of an indexer is smaller than that of the model by orders of magnitude, whose rounding would hide it. */
+static void indexers_are_checked_as_closely_as_the_rest(void **state)
+{
+    (void)state;
+    struct config c;
+    struct err e = {0};
+    double worst;
+    tiny_config(&c,
+                "model.pattern=D- model.hidden=32 model.mla_kv_rank=16 model.mla_nope=8 model.mla_rope=8 model.mla_v=8 "
+                "model.dsa_indexer_n_heads=4 model.dsa_indexer_head_dim=16 model.dsa_indexer_topk=24 "
+                "model.dsa_indexer_use_sparse_loss=on train.seq=48 train.micro_batch=1");
+    assert_ok(model_gradcheck(&c, 1, NULL, NULL, &worst, &e), &e);
+    if (!(worst <= 1e-7))
+        fail_msg("worst error %g", worst);
+    config_release(&c);
+}
+
 /* Stacks of several kinds, with dropout, biases and the losses of routers at once. */
 static void gradients_of_hybrid_stacks_equal_differences(void **state)
 {
@@ -220,6 +237,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_equal_differences_for_every_option),
+        cmocka_unit_test(indexers_are_checked_as_closely_as_the_rest),
         cmocka_unit_test(gradients_of_hybrid_stacks_equal_differences),
         cmocka_unit_test(gradients_of_streams_equal_differences_over_every_core),
         cmocka_unit_test(a_wrong_gradient_shows),

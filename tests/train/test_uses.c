@@ -109,6 +109,7 @@ static const struct row rows[] = {
     {"model.dsa_indexer_skip_topk_offset", "2", "model.dsa_indexer_topk_freq=2"},
     {"model.dsa_indexer_loss_coeff", "0.5", ""},
     {"model.dsa_indexer_use_sparse_loss", "on", ""},
+    {"model.dsa_indexer_use_sparse_loss", "on", "model.dsa_dense_warmup=on"},
     {"model.dsa_dense_warmup", "on", ""},
     {"model.dsa_indexer_rope_interleaved", "on", ""},
     {"model.dsa_indexer_scoring_relu", "off", ""},
