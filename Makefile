@@ -316,8 +316,10 @@ $(B)/gpu-set/build/gpu-set: tests/gpu/set/main.c $(patsubst %,$(B)/tests/gpu/set
 $(B)/gpu-set.tar.xz: $(B)/gpu-set/build/gpu-set tests/gpu/run tests/gpu/curves.sh tests/gpu/curves.txt
 	@cp tests/gpu/run tests/gpu/curves.sh tests/gpu/curves.txt $(B)/gpu-set/tests/gpu/
 	@tar -C $(B) -cf - gpu-set | xz -T0 -6 >$@ && ls -l $@
-.PHONY: gpu-set
+.PHONY: gpu-set gpu-objects
 gpu-set: $(B)/gpu-set.tar.xz
+# ./check compiles them, so that a change of what they use is seen without a GPU.
+gpu-objects: $(patsubst %,$(B)/tests/gpu/set/%.main.o,$(GPU_SET))
 
 # ---- kernels without a GPU: tests/emu compiles .cu files as plain C++ and runs their threads as fibers; see its README ---------
 # SAN=address,undefined (and another B) finds accesses outside of allocations, and misaligned ones.
