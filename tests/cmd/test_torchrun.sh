@@ -7,7 +7,7 @@ waiting=() # processes to end at the end
 trap 'for p in "${waiting[@]}"; do kill -KILL "$p" 2>/dev/null && wait "$p" 2>/dev/null; done; rm -rf "$dir"' EXIT
 
 random_port() { echo $((10000 + RANDOM % 20000)); }
-listens() { grep -qiE "^ *[0-9]+: [0-9A-F]+:$(printf %04X "$1") [0-9A-F:]+ 0A" /proc/net/tcp; }
+listens() { cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -iE "^ *[0-9]+: [0-9A-F]+:$(printf %04X "$1") [0-9A-F:]+ 0A" >/dev/null; }
 wait_for() { # seconds, command...
     local end=$((SECONDS + $1))
     until "${@:2}"; do
@@ -196,17 +196,19 @@ if [ -n "${TORCHRUN:-}" ]; then
         ok "torchrun --max-restarts, etcd-v2: rank 1 is killed" killed_once 1 --rdzv-backend etcd-v2 --rdzv-id "j$RANDOM" --rdzv-endpoint "$ETCD"
     fi
     node_is_lost() { # of two nodes one goes for good, with its agent; the other continues alone
-        local run=$dir/lost a b at
-        at=(--nnodes 1:2 --max-restarts 3 --rdzv-backend c10d --rdzv-id lost --rdzv-endpoint "127.0.0.1:$(random_port)" --rdzv-conf "last_call_timeout=3,join_timeout=60" --nproc-per-node 1)
-        timeout 300 "$TORCHRUN" "${at[@]}" --no-python "${train_tiny[@]}" "${long[@]/steps=400/steps=4000}" --run.dir="$run" >"$dir/out" 2>"$dir/err" &
+        local run=$dir/lost a b at lost
+        port=$(random_port)
+        # Where both nodes are there nobody waits for last_call_timeout; the one that is left waits for it once.
+        at=(--nnodes 1:2 --max-restarts 3 --rdzv-backend c10d --rdzv-id lost --rdzv-endpoint "127.0.0.1:$port" --rdzv-conf "last_call_timeout=15,join_timeout=120" --nproc-per-node 1)
+        set -- --no-python "${train_tiny[@]}" "${long[@]/steps=400/steps=10000}" --run.dir="$run"
+        timeout 300 "$TORCHRUN" "${at[@]}" "$@" >"$dir/out" 2>"$dir/err" &
         a=$!
-        sleep 3 # it keeps the store
-        "$TORCHRUN" "${at[@]}" --no-python "${train_tiny[@]}" "${long[@]/steps=400/steps=4000}" --run.dir="$run" >"$dir/out1" 2>"$dir/err1" &
+        wait_for 60 listens "$port" || { kill $a; show 1; return 1; } # it keeps the store
+        "$TORCHRUN" "${at[@]}" "$@" >"$dir/out1" 2>"$dir/err1" &
         b=$!
         waiting+=($a $b)
         wait_while_running $a test -e "$run/checkpoints/latest" || { show 1; return 1; }
-        local lost
-        lost=$(pgrep -x -P "$b" "$(basename "$BRAID")")
+        lost=$(pgrep -x -P "$b" "$(basename "$BRAID")") || { echo "  the second node has no rank"; show 1; return 1; }
         kill -KILL "$b" "$lost"
         wait $a && grep -qh 'continuing .* at step [1-9]' "$dir/err" && runs "$BRAID" ckpt verify "$run" || show $?
     }
