@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { PRODUCT_WORKSPACE = 32 << 20, WORK_ALIGN = 256 };
 
@@ -97,6 +98,15 @@ int take(struct call *c, const char *name, const struct braidk_tensor *t, enum d
     return ST_OK;
 }
 
+/* OpenMP's threads do not live on in a forked process, where GNU's runtime would wait for them for ever: it gets one.
+ * */
+static int threads_of(const struct braidk *k)
+{
+    if (getpid() != k->pid)
+        omp_set_num_threads(1);
+    return omp_get_max_threads();
+}
+
 int begin(struct call *c, const char *name, const struct braidk_tensor *t)
 {
     struct tensor first;
@@ -110,7 +120,7 @@ int begin(struct call *c, const char *name, const struct braidk_tensor *t)
                                                           : DEV_CPU,
                           .real = first.dtype,
                           .wide = wide_of(first.dtype),
-                          .n_threads = omp_get_max_threads(),
+                          .n_threads = gpu ? 1 : threads_of(c->k),
                           .impl = gpu ? &c->gpu : NULL};
     c->lane = (struct lane){.dev = &c->dev, .err = &c->err};
     c->ops = lib_ops(&c->dev);
@@ -189,6 +199,7 @@ int braidk_open(int device, struct braidk **out, char *err, size_t err_bytes)
     if (st != ST_OK)
         return leave(st, e.msg, err, err_bytes);
     k->device = device;
+    k->pid = getpid();
     pthread_mutex_init(&k->lock, NULL);
     if (device == BRAIDK_HOST)
         snprintf(k->name, sizeof k->name, "this processor, %s kernels", cpu_isa());

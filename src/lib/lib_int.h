@@ -13,9 +13,11 @@
 #include "ops/ops.h"
 
 #include <pthread.h>
+#include <sys/types.h>
 
 struct braidk {
     int device; /* BRAIDK_HOST, or of CUDA */
+    pid_t pid;  /* of the process that opened it */
     char name[96];
     pthread_mutex_t lock; /* of memo and what cuBLASLt remembers; taken while work is enqueued */
     struct cuda_memo memo;

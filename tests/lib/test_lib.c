@@ -3,7 +3,10 @@
 #include "lib/braidk.h"
 #include "support.h"
 
+#include <omp.h>
 #include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { ROWS = 70, STREAMS = 4, CHANNELS = 24, K = STREAMS * CHANNELS, N = STREAMS * STREAMS + 2 * STREAMS };
 
@@ -33,20 +36,22 @@ static struct braidk_tensor numbers(int rank, int64_t rows, int64_t columns, uin
     return t;
 }
 
-static struct braidk_mhc_pre_args pre_args(void)
+static struct braidk_mhc_pre_args pre_args_of(int64_t rows, int64_t channels)
 {
     struct braidk_mhc_pre_args a = {.size = sizeof a,
-                                    .x = numbers(2, ROWS, K, 1),
-                                    .fn = numbers(2, N, K, 2),
+                                    .x = numbers(2, rows, STREAMS * channels, 1),
+                                    .fn = numbers(2, N, STREAMS * channels, 2),
                                     .base = numbers(1, N, 0, 3),
                                     .scale = numbers(1, 3, 0, 4),
-                                    .norm_weight = numbers(1, CHANNELS, 0, 5),
-                                    .h = numbers(2, ROWS, CHANNELS, 6),
-                                    .coef = numbers(2, ROWS, N, 7),
-                                    .stat = numbers(2, ROWS, N + 2, 8),
+                                    .norm_weight = numbers(1, channels, 0, 5),
+                                    .h = numbers(2, rows, channels, 6),
+                                    .coef = numbers(2, rows, N, 7),
+                                    .stat = numbers(2, rows, N + 2, 8),
                                     .mhc = {.streams = STREAMS, .iterations = 20, .norm = 1, .norm_eps = 1e-5}};
     return a;
 }
+
+static struct braidk_mhc_pre_args pre_args(void) { return pre_args_of(ROWS, CHANNELS); }
 
 static void drop_args(struct braidk_mhc_pre_args *a)
 {
@@ -236,6 +241,32 @@ static void threads_share_a_handle_and_get_the_same_bits(void **state)
     braidk_close(k);
 }
 
+/* Workers of data loaders are forks of a process that has computed with several threads. */
+static void a_forked_process_computes_the_same(void **state)
+{
+    (void)state;
+    enum { MANY = 1024, WIDE = 64 }; /* enough for several threads */
+    static float first[MANY * WIDE];
+    int threads = omp_get_max_threads(), status = -1;
+    struct braidk *k = open_host();
+    struct braidk_mhc_pre_args a = pre_args_of(MANY, WIDE);
+    omp_set_num_threads(2);
+    assert_int_equal(braidk_mhc_pre(k, &a, NULL, NULL, 0), BRAIDK_OK);
+    memcpy(first, a.h.data, sizeof first);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(100); /* instead of waiting for ever */
+        bool fine = braidk_mhc_pre(k, &a, NULL, NULL, 0) == BRAIDK_OK;
+        _exit(fine && memcmp(first, a.h.data, sizeof first) == 0 ? 0 : 1);
+    }
+    omp_set_num_threads(threads);
+    assert_true(child > 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    drop_args(&a);
+    braidk_close(k);
+}
+
 static void devices_that_are_not_there_are_refused(void **state)
 {
     (void)state;
@@ -277,6 +308,7 @@ int main(void)
         cmocka_unit_test(structs_may_grow),
         cmocka_unit_test(no_rows_are_fine),
         cmocka_unit_test(threads_share_a_handle_and_get_the_same_bits),
+        cmocka_unit_test(a_forked_process_computes_the_same),
         cmocka_unit_test(devices_that_are_not_there_are_refused),
         cmocka_unit_test(it_says_what_it_is),
     };
