@@ -131,8 +131,8 @@ static int read_rotary(const struct hf_json *j, json_t *o, double share, double 
 
 static bool is_default(const json_t *o)
 {
-    const char *type = json_string_value(json_object_get(o, "rope_type"));
-    return type == NULL || strcmp(type, "default") == 0;
+    const json_t *type = json_object_get(o, "rope_type");
+    return type == NULL || (json_is_string(type) && strcmp(json_string_value(type), "default") == 0);
 }
 
 /* Sliding layers have a rotary embedding without scaling, the others one of their own. */
@@ -145,6 +145,8 @@ static int read_rope(const struct hf_json *j, struct config *c, struct err *e)
     double theta, compress, share, factor;
     if ((now != NULL || old != NULL) && !json_is_object(now != NULL ? now : old))
         return hf_refuse(j, field, "an object is expected", e);
+    if (!nested && (plain != NULL || scaled != NULL))
+        return hf_refuse(j, field, "main and compress are expected, both of them objects", e);
     TRY(hf_json_real(j, "rope_theta", 10000, &theta, e));
     TRY(hf_json_real(j, "compress_rope_theta", 160000, &compress, e));
     TRY(read_rotary_channels(j, c, &share, e));

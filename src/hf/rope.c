@@ -35,13 +35,13 @@ static const char *const kind_options[] = {"none", "linear", "llama3", "yarn"};
 int hf_rope_scaling(const struct hf_json *j, struct config *c, const char *field, json_t *o, struct err *e)
 {
     struct hf_json part = {.root = o, .text = o, .label = j->label};
-    const char *type = json_string_value(json_object_get(o, "rope_type"));
+    const json_t *named =
+        hf_json_get(&part, "rope_type") != NULL ? hf_json_get(&part, "rope_type") : hf_json_get(&part, "type");
+    const char *type = json_string_value(named);
     int64_t original;
-    if (type == NULL)
-        type = json_string_value(json_object_get(o, "type"));
-    if (type == NULL || strcmp(type, "default") == 0)
+    if (named == NULL || (type != NULL && strcmp(type, "default") == 0))
         return ST_OK;
-    for (int k = 0; k < countof(kinds); k++) {
+    for (int k = 0; k < countof(kinds) && type != NULL; k++) {
         if (strcmp(type, kinds[k].type) != 0)
             continue;
         TRY(hf_set_text(j, c, "model.rope_scaling", kind_options[k], e));
@@ -86,6 +86,9 @@ int hf_rope_read(const struct hf_json *j, struct config *c, double base, double 
     json_t *now = hf_json_get(j, "rope_parameters"), *old = hf_json_get(j, "rope_scaling");
     struct hf_json part = {.root = now, .text = now, .label = j->label};
     double percent, theta;
+    if ((now != NULL && !json_is_object(now)) || (old != NULL && !json_is_object(old)))
+        return hf_refuse(j, json_is_object(now) || now == NULL ? "rope_scaling" : "rope_parameters",
+                         "an object is expected", e);
     TRY(hf_json_real(j, "rope_theta", base, &theta, e));
     if (json_is_object(now))
         TRY(hf_json_real(&part, "rope_theta", theta, &theta, e));

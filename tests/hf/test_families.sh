@@ -162,6 +162,15 @@ broken llama
 sed -i 's/"rope_type": "llama3"/"rope_type": "longrope"/' "$dir/bad/config.json"
 ok "rotary scaling that braid has not: the field is named" refused 'rope_parameters'
 broken llama
+sed -i 's/"rope_type": "llama3"/"rope_type": 3/' "$dir/bad/config.json"
+ok "a kind of rotary scaling that is no word" refused 'rope_parameters'
+broken mistral
+sed -i 's/"model_type"/"rope_scaling": "yarn", "model_type"/' "$dir/bad/config.json"
+ok "rotary scaling that is no object" refused 'rope_scaling = "yarn": an object is expected'
+broken deepseek_v4
+sed -i 's/"compress": {/"compressed": {/' "$dir/bad/config.json"
+ok "one rotary embedding where there are two" refused 'main and compress are expected'
+broken llama
 sed -i 's/"model_type": "llama"/"model_type": "opt"/' "$dir/bad/config.json"
 ok "an unknown family: those known are listed" refused "model_type 'opt'"
 broken llama

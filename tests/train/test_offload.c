@@ -10,6 +10,8 @@ enum { STEPS = 20 };
     "model.mamba_head_dim=8 model.mamba_state=4 model.mamba_groups=1 model.mamba_chunk=4 "                             \
     "model.gdn_value_heads=2 model.gdn_key_heads=1 model.gdn_key_dim=4 model.gdn_value_dim=4 model.gdn_chunk=4 "       \
     "model.mla_kv_rank=8 model.mla_nope=4 model.mla_rope=2 model.mla_v=4 train.micro_batch=1 train.global_batch=2 "    \
+    "model.dsa_indexer_n_heads=2 model.dsa_indexer_head_dim=4 model.dsa_indexer_topk=2 model.csa_window_size=3 "       \
+    "model.compress_rate_csa=2 model.compress_rate_hca=4 model.o_groups=2 model.o_lora_rank=4 "                        \
     "train.seq=8 model.dropout=0.1 "
 
 #define MHC " model.mhc_gating=0.5 model.mhc_iterations=5"
@@ -24,7 +26,7 @@ struct trained {
 static void train(struct trained *r, const struct playground *pg, const char *model, const char *policy,
                   const char *device)
 {
-    char options[1024];
+    char options[1536];
     struct config c;
     struct trainer t;
     struct err e = {0};
@@ -60,21 +62,32 @@ static void compare(const struct playground *pg, const char *model, const char *
 static void offload_changes_nothing_that_is_trained(void **state)
 {
     (void)state;
-    static const char *const patterns[] = {"*-*-", "M-M-", "G-G-", "+-+-", "*E*E", "*-*-/*-", "[*-][M-][*E]"};
+    static const char *const patterns[] = {"*-*-",
+                                           "M-M-",
+                                           "G-G-",
+                                           "+-+-",
+                                           "*E*E",
+                                           "*-*-/*-",
+                                           "[*-][M-][*E]",
+                                           "D-D-",
+                                           "DE-/DE",
+                                           "W-C- model.mla_q_rank=6",
+                                           "[CE][H-]/WE model.mla_q_rank=6"};
     static const char *const streams[] = {"", "model.mhc_streams=2" MHC, "model.mhc_streams=4" MHC,
                                           "model.mhc_streams=2 model.mhc_profile=s" MHC,
                                           "model.mhc_streams=4 model.mhc_profile=s" MHC};
     static const char *const devices[] = {"cpu", "ref"};
     struct playground pg;
-    char model[128];
+    char model[256];
     playground_open(&pg);
     for (int p = 0; p < countof(patterns); p++)
-        for (int s = 0; s < countof(streams); s++) {
-            snprintf(model, sizeof model, "model.pattern=%s %s", patterns[p], streams[s]);
-            compare(&pg, model, "", devices[(p + s) % 2]);
-            if (s > 0)
-                compare(&pg, model, s % 2 ? "plan.recompute_block=2" : "plan.recompute=norm", devices[(p + s + 1) % 2]);
-        }
+        for (int s = 0; s < countof(streams); s++)
+            for (int d = 0; d < countof(devices); d++) {
+                snprintf(model, sizeof model, "model.pattern=%s %s", patterns[p], streams[s]);
+                compare(&pg, model, "", devices[d]);
+                if (s > 0)
+                    compare(&pg, model, (s + d) % 2 ? "plan.recompute_block=2" : "plan.recompute=norm", devices[d]);
+            }
     playground_close(&pg);
 }
 
@@ -120,7 +133,7 @@ static void names_of_modules_are_known(void **state)
         struct config c;
         struct trainer t = {0};
         struct err e = {0};
-        char options[1024];
+        char options[1536];
         snprintf(options, sizeof options,
                  SIZES "model.mhc_streams=2 model.pattern=%s plan.offload=%s plan.offload_min=0", rows[i].pattern,
                  rows[i].name);
