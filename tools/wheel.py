@@ -5,9 +5,12 @@
 
 The library is reached through ctypes, so one wheel serves every Python and every torch; the binding, libbraid_torch.so, is used by those
 from torch 2.10 on, and has no symbol of Python either. Where auditwheel is found (and patchelf, which it
-needs), it brings libgomp along and names the oldest systems that the wheel runs on; without it the wheel is for systems like this one."""
+needs), it brings libgomp along and names the oldest systems that the wheel runs on; without it the wheel is for systems like this one.
+
+Licences of the libraries inside are taken from this system's documentation; one that is not found there is named."""
 
 import base64
+import glob
 import hashlib
 import os
 import re
@@ -34,6 +37,9 @@ Tag: py3-none-{platform}
 """
 
 
+INSIDE = ("openblas", "xxhash", "gomp")  # libraries that are linked statically, or brought along
+
+
 def read(path):
     with open(path, "rb") as f:
         return f.read()
@@ -49,6 +55,12 @@ def contents(library, binding, version, platform):
     files[f"{info}/METADATA"] = METADATA.format(version=version, readme=read(os.path.join(package, "README.md")).decode()).encode()
     files[f"{info}/WHEEL"] = WHEEL.format(platform=platform).encode()
     files[f"{info}/LICENSE"] = read(os.path.join(ROOT, "LICENSE"))
+    for name in INSIDE:
+        found = sorted(glob.glob(f"/usr/share/doc/lib{name}*/copyright"))
+        if found:
+            files[f"{info}/licenses/{name}.txt"] = read(found[0])
+        else:
+            print(f"no licence of {name} in /usr/share/doc: add it to the wheel before it is passed on", file=sys.stderr)
     return files, info
 
 
