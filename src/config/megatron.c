@@ -218,7 +218,9 @@ const struct flag config_flags[] = {
     IS("empty-unused-memory-level", "*", "memory is allocated once"),
     /* ---- many ranks ------------------------------------------------------------------------- */
     IS("sequence-parallel", NULL, "the residual stream is always divided where parallel.tp is above 1"),
-    IS("tp-comm-overlap", NULL, "communication has a queue of its own; the plan decides what runs beside it"),
+    NOTED("tp-comm-overlap", NULL,
+          "parallel.overlap = tp hides rows behind another microbatch, for the memory of one more; results are the "
+          "same"),
     IS("no-async-tensor-model-parallel-allreduce", NULL, "it changes when messages travel, not what is computed"),
     IS("use-megatron-fsdp", NULL, "--data-parallel-sharding-strategy says what is sharded"),
     SETS("use-torch-fsdp2", NULL, "parallel.zero", "3"),

@@ -245,7 +245,7 @@ static double stage_seconds(const struct finder *f, const struct attempt *k, con
     double last = 1 + p->attention * ((2.0 * k->cp - 1) / k->cp - 1); /* of the ranks that divide a sequence */
     double compute = p->seconds / stages * uneven / (k->tp * k->cp) * last;
     double stream = own * (double)c->hidden * 2, keys = tokens * (double)(2 * c->kv_heads * c->head_dim) / k->tp * 2;
-    double hidden = k->overlap ? 0.7 : 0; /* behind the other microbatch of a pair */
+    double hidden = k->overlap ? 0.7 : 0, hidden_rows = k->overlap ? 0.85 : 0; /* behind the other of a pair */
     double rows = 5 * (double)f->layers / stages * machine_exchange(f->m, k->tp, 1, stream);
     double context = 2 * (double)f->attention_layers / stages * machine_exchange(f->m, k->cp, k->tp, keys);
     double copies = f->expert_layers > 0 ? k->ep * tokens_on_rank(c, k->ep) : 0; /* of a token */
@@ -253,7 +253,7 @@ static double stage_seconds(const struct finder *f, const struct attempt *k, con
     double sent =
         4 * (double)f->expert_layers / stages *
         (machine_exchange(f->m, k->ep, k->etp, rows_out) + machine_exchange(f->m, k->etp, 1, rows_out * k->etp));
-    return compute + context + (1 - hidden) * (rows + sent);
+    return compute + context + (1 - hidden_rows) * rows + (1 - hidden) * sent;
 }
 
 /* What a message costs beside `room` seconds of computing, which it slows down. */
@@ -412,31 +412,46 @@ static int by_seconds(const void *a, const void *b)
 
 /* ---- exact ----------------------------------------------------------------------------------- */
 
-/* More microbatches than fill the pipeline repeat what these do. */
+/* A step of so many microbatches: its time, memory, and how long the microbatches take. */
+static int simulate_some(struct finder *f, struct attempt *k, int64_t shown, double *makespan, struct err *why)
+{
+    struct timeline tl = {0};
+    TRY(set_mesh(f, k, shown));
+    int st = timeline_open(&tl, &f->c, f->m, NULL, why);
+    for (int r = 0; st == ST_OK && r < tl.n; r++) {
+        const struct trainer *t = &tl.rank[r].t;
+        f->planned += t->train.p.n_steps;
+        k->bytes = max_i64(r > 0 ? k->bytes : 0, memory_total(&t->model.mem, t->model.mem.planned, false));
+    }
+    k->seconds = st == ST_OK ? tl.seconds : 0;
+    *makespan = st == ST_OK ? tl.train.sim.makespan : 0;
+    timeline_close(&tl);
+    return st;
+}
+
+/* More microbatches than fill the pipeline repeat what these do. Where pairs of them overlap, the first and the last
+ * have no partner, so what another group of them adds is taken. */
 static int simulate(struct finder *f, struct attempt *k)
 {
     int64_t shown = min_i64(k->n_mb, k->pp > 1 ? 2 * (int64_t)k->pp : k->overlap ? 4 : 2);
-    struct timeline tl = {0};
     struct err why = {0};
+    double some, more;
     if (k->vpp > 1) /* whole groups */
         shown = max_i64(k->pp, shown - shown % k->pp);
     TRY(set_policy(f, k->policy, k->micro));
-    TRY(set_mesh(f, k, shown));
-    int st = timeline_open(&tl, &f->c, f->m, NULL, &why);
+    int st = simulate_some(f, k, shown, &some, &why);
+    double each = some / ((double)shown + (double)(k->pp - 1) / k->vpp);
+    if (st == ST_OK && k->overlap && shown + k->pp <= k->n_mb) {
+        shown += k->pp;
+        st = simulate_some(f, k, shown, &more, &why);
+        each = (more - some) / k->pp;
+    }
     k->simulated = st == ST_OK;
     k->refused = !k->simulated;
-    for (int r = 0; st == ST_OK && r < tl.n; r++)
-        f->planned += tl.rank[r].t.train.p.n_steps;
-    if (st == ST_OK) {
-        double stage = tl.train.sim.makespan / ((double)shown + (double)(k->pp - 1) / k->vpp);
-        k->seconds = tl.seconds + stage * (double)(k->n_mb - shown);
-        k->bytes = 0;
-        for (int r = 0; r < tl.n; r++)
-            k->bytes = max_i64(k->bytes, memory_total(&tl.rank[r].t.model.mem, tl.rank[r].t.model.mem.planned, false));
-    } else {
+    if (st == ST_OK)
+        k->seconds += each * (double)(k->n_mb - shown);
+    else
         add_reason(f, &why);
-    }
-    timeline_close(&tl);
     if (st == ST_USAGE || st == ST_OK || st == ST_INVALID) /* a rule or a schedule refuses it */
         return ST_OK;
     *f->e = why;

@@ -37,6 +37,12 @@ ok "a pattern that is too short" prints "skipped: .*too few for 8 stages" of_bat
 ok "the 14-layer model is planned" prints '^ *64  PP4 VPP2 EP16 DP16' "$BRAID" plan "$(dirname "$tiny")/parallel/dsv3-14.ini" --run.device=cpu --predict=64:4x2x16
 ok "and the 61-layer one" prints '^ *128  PP16 VPP2 EP8 DP8' "$BRAID" plan "$(dirname "$tiny")/parallel/dsv3-61.ini" --run.device=cpu --predict=128:16x2x8
 
+# --search simulates the first microbatches of a step, and what each further group of them adds; --predict all of them.
+llama=(plan "$(dirname "$tiny")/parallel/llama-8b.ini" --run.device=cpu --train.global_batch=64)
+searched=$("$BRAID" "${llama[@]}" --search --gpus=16 | awk '/pp=2 --parallel.vpp=2 --parallel.tp=2 .*zero=1 .*overlap=tp$/ { print $1; exit }')
+predicted=$("$BRAID" "${llama[@]}" --predict=16:tp2.pp2.vpp2 | awk -F'|' '$1 ~ /PP2 VPP2 TP2/ { print $4 + 0 }')
+ok "overlapped meshes take as long by --search as by --predict" awk "BEGIN { d = $searched - $predicted; exit !($searched > 0 && d * d < 0.01 * 0.01 * $predicted * $predicted) }"
+
 bits() { "$BRAID" bench train "$tiny" "${model[@]}" --train.steps=3 --bits=on "$@" | awk '$1 == "bits:" { print $2 }'; }
 ok "steps on two threads" test -n "$(bits --parallel.ranks=2)"
 shared=$(bits --parallel.ranks=2 --parallel.ep=2)
