@@ -562,8 +562,9 @@ const struct option config_options[] = {
         "Let the plan fit into so much memory of each GPU, such as 80GB or 74GiB; auto: into the GPU that is there. "
         "train.micro_batch, train.loss_chunk, plan.recompute, plan.recompute_block and plan.offload are chosen so that "
         "the predicted time of a step is least, whatever they were set to; train.global_batch stays. The choice is "
-        "printed with the options that give it by hand, and a run that is continued keeps it. Times follow from the "
-        "stated rates of an H200, so that the same command always chooses the same plan.")),
+        "printed with the options that give it by hand, and a run that is continued with the same budget keeps it. "
+        "Times "
+        "follow from the stated rates of an H200, so that the same command always chooses the same plan.")),
     ROW(plan.fused_experts, "auto", OPT_RUN, ONE_OF(fused_values), HELP(
         "GEMMs and activations of experts in one op; the backward pass recomputes the activations and only "
         "their inputs are kept. auto: on a GPU. off: in "
