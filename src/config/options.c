@@ -744,8 +744,8 @@ const struct option config_options[] = {
         "Linear layers that get adapters, separated by commas: all-linear, module names of Hugging Face (q_proj, "
         "v_proj, down_proj) or of "
         "Megatron (linear_qkv, linear_qkv.q, linear_fc2), or globs over checkpoint names (decoder.layers.1*.mlp.*). "
-        "Attention, latent "
-        "attention, MLPs, shared experts, Mamba-2 and gated delta net have them; routers, experts, embedding and head "
+        "Attention of every "
+        "kind, MLPs, shared experts, Mamba-2 and gated delta net have them; routers, experts, embedding and head "
         "do not.")),
     /* ---- [generate] ----------------------------------------------------------------------- */
     ROW(generate.prompt, "", OPT_RUN, HELP(
