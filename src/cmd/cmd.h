@@ -89,8 +89,8 @@ int plan_search(struct config *c, const struct timeline_words *w, struct err *e)
  * none. */
 int cmd_fit(struct config *c, int processes, struct buf *out, struct err *e);
 /* What it chose when the run was started, from the configuration that a checkpoint holds: a config file may say
- * otherwise. */
-int cmd_fit_again(struct config *c, const char *saved, const char *label, struct err *e);
+ * otherwise. kept: false where that run had another budget, or none. */
+int cmd_fit_again(struct config *c, const char *saved, const char *label, bool *kept, struct err *e);
 struct fullest_rank {
     int rank;
     int64_t device, host; /* bytes */

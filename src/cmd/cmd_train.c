@@ -198,16 +198,16 @@ static int train_rank(const struct rank_place *place, void *ctx, struct err *e)
     return st;
 }
 
-/* A run that goes on keeps the plan it was started with: another size of microbatch would add up in another order. */
+/* A run that goes on keeps the plan it was started with: another size of microbatch would add up in another order. Only
+ * another budget than before asks for another plan. */
 static int fit(struct job *j, struct err *e)
 {
     struct buf text;
     bool say = cmd_is_rank0(&j->ranks) && !j->c.run.quiet;
-    if (j->from != NULL && !j->warm) {
-        if (strcmp(j->c.plan.fit, "off") == 0)
-            return ST_OK;
-        const char *saved = ckpt_config_text(j->from);
-        TRY(cmd_fit_again(&j->c, saved, ckpt_path(j->from), e));
+    bool kept = false;
+    if (j->from != NULL && !j->warm)
+        TRY(cmd_fit_again(&j->c, ckpt_config_text(j->from), ckpt_path(j->from), &kept, e));
+    if (kept) {
         if (say)
             fprintf(stderr, "plan.fit=%s: the run goes on with the plan it was started with\n", j->c.plan.fit);
         return ST_OK;

@@ -75,7 +75,7 @@ int cmd_fit(struct config *c, int processes, struct buf *out, struct err *e)
     return st;
 }
 
-int cmd_fit_again(struct config *c, const char *saved, const char *label, struct err *e)
+int cmd_fit_again(struct config *c, const char *saved, const char *label, bool *kept, struct err *e)
 {
     static const char *const chosen[] = {"train.micro_batch", "train.loss_chunk",     "plan.recompute_granularity",
                                          "plan.recompute",    "plan.recompute_block", "plan.offload"};
@@ -85,7 +85,8 @@ int cmd_fit_again(struct config *c, const char *saved, const char *label, struct
     int st = config_init(&was, e);
     if (st == ST_OK)
         st = config_read_ini_text(&was, saved, strlen(saved), label, e);
-    for (int i = 0; st == ST_OK && i < countof(chosen) && strcmp(was.plan.fit, "off") != 0; i++) {
+    *kept = st == ST_OK && strcmp(was.plan.fit, "off") != 0 && strcmp(was.plan.fit, c->plan.fit) == 0;
+    for (int i = 0; *kept && st == ST_OK && i < countof(chosen); i++) {
         buf_clear(&text);
         const char *value = config_value_text(&was, chosen[i], &text);
         st = value != NULL ? config_set(c, chosen[i], value, NULL, e) : err_set(e, ST_NOMEM, "out of memory");

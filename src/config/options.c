@@ -562,8 +562,9 @@ const struct option config_options[] = {
         "Let the plan fit into so much memory of each GPU, such as 80GB or 74GiB; auto: into the GPU that is there. "
         "train.micro_batch, train.loss_chunk, plan.recompute, plan.recompute_block and plan.offload are chosen so that "
         "the predicted time of a step is least, whatever they were set to; train.global_batch stays. The choice is "
-        "printed with the options that give it by hand, and a run that is continued keeps it. Times follow from the "
-        "stated rates of an H200, so that the same command always chooses the same plan.")),
+        "printed with the options that give it by hand, and a run that is continued with the same budget keeps it. "
+        "Times "
+        "follow from the stated rates of an H200, so that the same command always chooses the same plan.")),
     ROW(plan.fused_experts, "auto", OPT_RUN, ONE_OF(fused_values), HELP(
         "GEMMs and activations of experts in one op; the backward pass recomputes the activations and only "
         "their inputs are kept. auto: on a GPU. off: in "
@@ -747,8 +748,8 @@ const struct option config_options[] = {
         "Linear layers that get adapters, separated by commas: all-linear, module names of Hugging Face (q_proj, "
         "v_proj, down_proj) or of "
         "Megatron (linear_qkv, linear_qkv.q, linear_fc2), or globs over checkpoint names (decoder.layers.1*.mlp.*). "
-        "Attention, latent "
-        "attention, MLPs, shared experts, Mamba-2 and gated delta net have them; routers, experts, embedding and head "
+        "Attention of every "
+        "kind, MLPs, shared experts, Mamba-2 and gated delta net have them; routers, experts, embedding and head "
         "do not.")),
     /* ---- [generate] ----------------------------------------------------------------------- */
     ROW(generate.prompt, "", OPT_RUN, HELP(

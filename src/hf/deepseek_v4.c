@@ -186,6 +186,7 @@ int deepseek_v4_read(const struct hf_json *j, struct config *c, struct err *e)
         TRY(hf_set_text(j, c, fixed[i][0], fixed[i][1], e));
     TRY(hf_set_int(j, c, "model.shared_ffn", c->model.expert_ffn, e));
     TRY(hf_check_single_expert(j, c, e));
+    TRY(hf_check_limit(j, c, e));
     /* What is added to the gates that contract the streams, hc_eps, is the norms' epsilon in braid. */
     if (fabs(c->model.norm_eps - 1e-6) > 1e-15)
         return hf_refuse(j, "rms_norm_eps", "1e-6, which hc_eps is too, is expected", e);

@@ -124,9 +124,10 @@ out:
 int hf_choose(const struct config *c, const char *family, enum dtype dtype, const struct hf_family **out, json_t **json,
               struct err *e)
 {
-    struct buf tried;
+    struct buf tried, near;
     *json = NULL;
     buf_init(&tried, 480);
+    buf_init(&near, 480);
     for (int i = 0; hf_families[i] != NULL; i++) {
         struct err why;
         err_clear(&why);
@@ -136,20 +137,25 @@ int hf_choose(const struct config *c, const char *family, enum dtype dtype, cons
         if (st == ST_OK) {
             *out = hf_families[i];
             buf_release(&tried);
+            buf_release(&near);
             return ST_OK;
         }
         if (family != NULL) {
             *e = why;
             buf_release(&tried);
+            buf_release(&near);
             return st;
         }
         buf_addf(&tried, "%s%s: %.70s", tried.len ? "; " : "", hf_families[i]->model_type, why.msg);
+        if (!str_starts(why.msg, "model.pattern")) /* a family with these layers */
+            buf_addf(&near, "%s%s: %.160s", near.len ? "; " : "", hf_families[i]->model_type, why.msg);
     }
     err_set(e, ST_UNSUPPORTED,
             family ? "there is no family '%s'" : "no family of transformers that braid writes can express this model",
             family);
-    err_hint(e, "%s", tried.text ? tried.text : "see braid export --help for the families");
+    err_hint(e, "%s", near.len > 0 ? near.text : tried.text ? tried.text : "see braid export --help for the families");
     buf_release(&tried);
+    buf_release(&near);
     return ST_UNSUPPORTED;
 }
 

@@ -387,6 +387,8 @@ int deepseek_read(const struct hf_json *j, struct config *c, struct err *e)
 int deepseek_v32_read(const struct hf_json *j, struct config *c, struct err *e)
 {
     TRY(hf_set_text(j, c, "model.dsa_indexer_k_norm_epsilon", "1e-6", e));
+    if (c->model.mla_q_rank == 0)
+        return hf_refuse(j, "q_lora_rank", "this family always has a latent of queries (model.mla_q_rank)", e);
     return read_latent(j, c, deepseek_v32_layer, e);
 }
 
@@ -676,6 +678,15 @@ static int put_layer_types(const struct config *c, json_t *out, struct err *e)
     return hf_put(out, "layer_types", types, e);
 }
 
+/* transformers clamps at 0 where the field is 0; in braid that is no limit. */
+int hf_check_limit(const struct hf_json *j, const struct config *c, struct err *e)
+{
+    return c->model.act_clamp > 0
+               ? ST_OK
+               : hf_refuse(j, "swiglu_limit", "this family always limits its gates (model.act_clamp), at 0 to nothing",
+                           e);
+}
+
 int gpt_oss_read(const struct hf_json *j, struct config *c, struct err *e)
 {
     static const char *const fixed[][2] = {{"model.act", "quick_geglu"},       {"model.act_offset", "1"},
@@ -686,6 +697,7 @@ int gpt_oss_read(const struct hf_json *j, struct config *c, struct err *e)
     for (int i = 0; i < countof(fixed); i++)
         TRY(hf_set_text(j, c, fixed[i][0], fixed[i][1], e));
     TRY(read_layer_types(j, c, e));
+    TRY(hf_check_limit(j, c, e));
     if (hf_json_get(j, "rope_parameters") == NULL && hf_json_get(j, "rope_scaling") == NULL)
         return hf_refuse(j, "rope_parameters", "braid needs this field, or rope_scaling", e);
     return hf_rope_read(j, c, 150000, 0, e);

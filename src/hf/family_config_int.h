@@ -40,6 +40,7 @@ int hf_put_layers(json_t *out, const struct hf_layers *l, const char *const *all
 int hf_put_depths(const struct config *c, json_t *out, const char *symbols, int64_t most, struct err *e);
 /* Refuses one expert for a token whose score is divided by itself. */
 int hf_check_single_expert(const struct hf_json *j, const struct config *c, struct err *e);
+int hf_check_limit(const struct hf_json *j, const struct config *c, struct err *e);
 int hf_put_positions(const struct config *c, json_t *out, struct err *e);
 
 #endif

@@ -105,7 +105,7 @@ static int unknown_target(const struct param_table *t, const char *word, struct 
                 "lora.targets: '%.200s' names parameters, but no linear layer that can have an adapter", word);
     else
         err_set(e, ST_USAGE, "lora.targets: '%.200s' names nothing in this model", word);
-    return err_hint(e, "linear layers of attention, latent attention, MLPs, shared experts, Mamba-2 and gated delta "
+    return err_hint(e, "linear layers of attention of every kind, MLPs, shared experts, Mamba-2 and gated delta "
                        "net have adapters: all-linear, "
                        "q_proj, linear_qkv, or globs over the names that `braid plan --params=on` lists");
 }

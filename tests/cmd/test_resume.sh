@@ -92,4 +92,6 @@ ok "and its run goes on with it" says 'goes on with the plan it was started with
 ok "with the microbatch of its start" grep -q '^micro_batch = 1 ' "$dir/fit/config.ini"
 try train $constant --train.steps=6 --train.micro_batch=1 --train.global_batch=4 --run.dir="$dir/whole"
 ok "bit for bit as a run that was told so by hand" same "$dir/fit" "$dir/whole"
+ok "another budget asks for another plan" says 'plan.fit: .* plans tried for' train ${fit/0.00053GB/2GB} --train.steps=7 --run.dir="$dir/fit"
+ok "which is the one of a new run" grep -q '^micro_batch = 4 ' "$dir/fit/config.ini"
 finish

@@ -170,6 +170,18 @@ ok "rotary scaling that is no object" refused 'rope_scaling = "yarn": an object 
 broken deepseek_v4
 sed -i 's/"compress": {/"compressed": {/' "$dir/bad/config.json"
 ok "one rotary embedding where there are two" refused 'main and compress are expected'
+for family in deepseek_v4 gpt_oss; do
+    broken $family
+    sed -i 's/"swiglu_limit": [0-9.]*/"swiglu_limit": 0.0/' "$dir/bad/config.json"
+    grep -q swiglu_limit "$dir/bad/config.json" || sed -i 's/"model_type"/"swiglu_limit": 0.0, "model_type"/' "$dir/bad/config.json"
+    ok "$family: a limit of 0, which transformers clamps at and braid does not" refused 'this family always limits its gates'
+done
+broken deepseek_v32
+sed -i 's/"q_lora_rank": [0-9]*/"q_lora_rank": null/' "$dir/bad/config.json"
+ok "deepseek_v32 without a latent of queries" refused 'q_lora_rank = null: this family always has a latent of queries'
+ok "what the family with these layers cannot say is the only reason" fails 1 'hint: deepseek_v32: a deepseek_v32 model cannot say model.dsa_indexer_scoring_relu = off' \
+    sh -c '"$0" train "$1" --data.train="$1" --train.steps=3 --run.quiet=on --model.dsa_indexer_scoring_relu=off --run.dir="$2/relu" >"$2/relu.log" 2>&1 && "$0" export "$2/relu" "$2/relu-hf"' \
+    "$BRAID" "$root/configs/dsv32-tiny.ini" "$dir"
 broken llama
 sed -i 's/"model_type": "llama"/"model_type": "opt"/' "$dir/bad/config.json"
 ok "an unknown family: those known are listed" refused "model_type 'opt'"
