@@ -78,6 +78,12 @@ struct index_gradient {
 int index_gradient_mma(struct lane *l, const index_call<bf16> &c, const index_gradient &g, int64_t first, int count);
 int index_sum_keys(struct lane *l, const index_call<bf16> &c, const index_gradient &g, int count, bool keep);
 
+/* Attention weights of the keys that count rows of sequence b see, row first on, summed over heads (indexer_ranges.cu):
+ * out[row][n] of key first + n of the row's range, all of it. lse: scratch [heads, count] where c has none. */
+bool index_ranges_fit(const struct tensor *mq, const struct tensor *mk);
+int index_range_weights(struct lane *l, const index_call<bf16> &c, int b, int first, int count, float *out,
+                        int64_t pitch, float *lse);
+
 /* The keys of a row: entry n of a list, or key first + n. */
 struct key_list {
     const int32_t *list;

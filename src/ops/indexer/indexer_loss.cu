@@ -13,7 +13,7 @@ static int query_bytes(int width) { return (int)round_up(width * (int64_t)sizeof
 /* Scratch: a chunk of queries of one sequence at a time. */
 struct loss_parts {
     int64_t chunk;
-    int64_t kl, target, z, place, sum, bytes; /* offsets; all of it */
+    int64_t kl, target, z, place, sum, lse, bytes; /* offsets; all of it */
 };
 
 static int64_t most_keys(const struct index_loss_args *a) { return a->idx.rank > 0 ? a->idx.dim[2] : a->k.dim[1]; }
@@ -30,7 +30,9 @@ static loss_parts parts_of(const struct index_loss_args *a)
     p.z = p.target + round_up(p.chunk * most * 2 * 4, ALIGN);
     p.place = p.z + round_up(p.chunk * most * wide * 4, ALIGN);
     p.sum = p.place + round_up(p.chunk * a->k.dim[1] * 4, ALIGN);
-    p.bytes = p.sum + round_up(a->k.dim[1] * a->k.dim[2] * 4, ALIGN);
+    p.lse = p.sum + round_up(a->k.dim[1] * a->k.dim[2] * 4, ALIGN);
+    bool unknown = a->idx.rank == 0 && a->lse.rank == 0; /* denominators of whole ranges */
+    p.bytes = p.lse + (unknown ? round_up(a->mq.dim[2] * p.chunk * 4, ALIGN) : 0);
     return p;
 }
 
@@ -367,6 +369,20 @@ static int add_on_cores(struct lane *, const struct index_loss_args *, const ind
     return ST_OK; /* never fits */
 }
 
+/* The same over all keys that rows see. */
+static bool ranges_fit(const struct index_loss_args *a)
+{
+    return !present(&a->idx) && index_ranges_fit(&a->mq, &a->mk);
+}
+static int add_ranges(struct lane *l, const index_call<bf16> &c, int b, int first, int count, float *target, float *lse)
+{
+    return index_range_weights(l, c, b, first, count, target, 2 * (int64_t)c.most, lse);
+}
+static int add_ranges(struct lane *, const index_call<float> &, int, int, int, float *, float *)
+{
+    return ST_OK; /* never fits */
+}
+
 /* Scores of a chunk to the second half of its targets. */
 static int scores_on_cores(struct lane *l, const index_call<bf16> &c, int64_t first, int count, float *target)
 {
@@ -399,13 +415,15 @@ static int loss_chunk(struct lane *l, const struct index_loss_args *a, const ind
     auto kernel = loss_rows<T>;
     NEEDS_SMEM(l, kernel, smem);
     enum sparse_path path = weights_path(l, a);
-    bool cores = path != SPARSE_PATH_PLAIN;
+    bool cores = path != SPARSE_PATH_PLAIN, ranges = ranges_fit(a);
     if (cores)
         TRY(add_on_cores(l, a, c, b, first, count, target, path));
+    if (ranges)
+        TRY(add_ranges(l, c, b, first, count, target, (float *)(work + p.lse)));
     bool scored = index_cores_fit(&a->q, &a->k) && (!present(&a->dq) || aligned16(&a->dq));
     if (scored)
         TRY(scores_on_cores(l, c, (int64_t)b * c.rows + first, count, target));
-    LAUNCH(l, kernel, count, ROW_THREADS, smem, c, b, first, kl, target, z, scale, factor, cores, scored);
+    LAUNCH(l, kernel, count, ROW_THREADS, smem, c, b, first, kl, target, z, scale, factor, cores || ranges, scored);
     if (!present(&a->dk))
         return ST_OK;
     LAUNCH(l, fill_words<-1>, (unsigned)ceil_div(places, 256), 256, 0, place.data, places);
@@ -485,7 +503,7 @@ template <typename T> static int run_mass(struct lane *l, const struct index_mas
     int chunk = (int)mass_chunk(a), smem = query_bytes(c.main_width);
     float *target = (float *)a->work.data;
     enum sparse_path path = weights_path(l, &loss);
-    bool cores = path != SPARSE_PATH_PLAIN;
+    bool cores = path != SPARSE_PATH_PLAIN, ranges = ranges_fit(&loss);
     auto kernel = mass_rows<T>;
     NEEDS_SMEM(l, kernel, smem);
     for (int b = 0; b < c.batch; b++)
@@ -493,7 +511,9 @@ template <typename T> static int run_mass(struct lane *l, const struct index_mas
             int count = (int)min_i64(chunk, c.rows - first);
             if (cores)
                 TRY(add_on_cores(l, &loss, c, b, first, count, target, path));
-            LAUNCH(l, kernel, count, ROW_THREADS, smem, c, b, first, target, (float *)a->mass.data, cores);
+            if (ranges)
+                TRY(add_ranges(l, c, b, first, count, target, NULL));
+            LAUNCH(l, kernel, count, ROW_THREADS, smem, c, b, first, target, (float *)a->mass.data, cores || ranges);
         }
     return ST_OK;
 }

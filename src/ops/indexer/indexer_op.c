@@ -232,12 +232,19 @@ static const struct op_sample loss_samples[] = {
     {"b=1 s=80 h=5 d=128 mh=2 mg=2 md=8 no_idx=1 no_lse=1"},
     {"b=1 s=70 h=64 d=128 mh=2 mg=1 md=8 topk=65 relu=0 no_doc_start=1 no_mass=1"},
     {"b=1 s=12 h=2 d=8 mh=16 mg=1 md=576 topk=9 softmax_scale=0.03 no_mass=1"},
+    /* All keys: several tiles of queries, documents, entries, denominators that nobody has, keys of their own for
+     * heads. */
+    {"b=2 s=150 skv=37 h=2 d=8 mh=5 mg=1 md=512 ratio=4 softmax_scale=0.03 no_idx=1 no_start=1 no_mass=1"},
+    {"b=2 s=133 h=2 d=8 mh=3 mg=1 md=40 no_idx=1 no_lse=1 no_start=1 no_mass=1"},
+    {"b=1 s=70 skv=200 h=2 d=8 mh=4 mg=2 md=192 softmax_scale=0.05 no_idx=1 no_doc_start=1 ranks=2 rank=1"},
 };
-enum { BACKWARD_ONLY = 6 }; /* of loss_samples */
+enum { BACKWARD_ONLY = 9 }; /* of loss_samples */
 static const struct op_sample loss_bench[] = {
     {"b=1 s=256 h=4 d=32 mh=8 mg=1 md=80 topk=64 no_doc_start=1 no_mass=1"},
     {"b=1 s=8192 h=64 d=128 mh=128 mg=1 md=576 topk=2048 no_doc_start=1 gpu=1 no_mass=1"},
     {"b=1 s=65536 h=64 d=128 mh=128 mg=1 md=576 topk=2048 no_doc_start=1 gpu=1 no_mass=1"},
+    {"b=1 s=16384 skv=4096 h=64 d=128 mh=64 mg=1 md=512 ratio=4 no_idx=1 no_doc_start=1 no_start=1 gpu=1 no_mass=1"},
+    {"b=1 s=4096 h=64 d=128 mh=128 mg=128 md=192 no_idx=1 no_doc_start=1 no_start=1 gpu=1 no_mass=1"},
 };
 static const struct op_sample mass_samples[] = {
     {"no_doc_start=1 no_idx=1"},
@@ -249,6 +256,7 @@ static const struct op_sample mass_samples[] = {
     {"b=1 s=37 mh=6 mg=1 md=24 topk=12 strided=1"},
     {"b=2 s=40 mh=70 mg=1 md=160 topk=37 softmax_scale=0.05 no_doc_start=1"},
     {"b=1 s=12 mh=16 mg=1 md=512 topk=9 softmax_scale=0.03"},
+    {"b=2 s=150 skv=37 mh=5 mg=1 md=512 ratio=4 softmax_scale=0.03 no_idx=1 no_start=1"},
 };
 static const struct op_sample mass_bench[] = {
     {"b=1 s=256 mh=8 mg=1 md=80 topk=64 no_doc_start=1"},
