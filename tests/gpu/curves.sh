@@ -8,7 +8,7 @@
 # elsewhere and the curves part from there; the bf16 run twice, and with plan.graphs=off: the same parameters bit for bit after 20 steps; a run
 # resumed at step 10 gives the same bits; a GPU checkpoint goes on on the CPU. Prints "N passed, N failed" last.
 set -u
-braid=$(realpath "${BRAID:-build/braid}")
+braid=$(realpath -s "${BRAID:-build/braid}") # links as they are: gpu-set goes by its name
 cd "$(dirname "$0")/../.." || exit 1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

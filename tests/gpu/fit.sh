@@ -9,7 +9,7 @@
 # was left out is counted. OPTIONS go to every command: a dry run without a GPU takes --run.device=cpu and small sizes. The last line is
 # "N passed, N failed".
 set -u
-braid=$(realpath "${BRAID:-build/braid}")
+braid=$(realpath -s "${BRAID:-build/braid}")
 cd "$(dirname "$0")/../.." || exit 1
 read -ra models <<<"${MODELS:-configs/h200/dense-1b.ini configs/h200/dense-1b-mhc.ini configs/h200/hybrid-2.8b.ini}"
 read -ra budgets <<<"${BUDGETS:-24GiB 40GiB 80GiB 141GiB}"

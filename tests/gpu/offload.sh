@@ -7,7 +7,7 @@
 # Small models, AT_ONCE of them side by side. OPTIONS go to every command; --run.device=cpu runs it without a GPU. The last line is "N passed, N
 # failed".
 set -u
-braid=$(realpath "${BRAID:-build/braid}")
+braid=$(realpath -s "${BRAID:-build/braid}")
 cd "$(dirname "$0")/../.." || exit 1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
