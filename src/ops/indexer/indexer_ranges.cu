@@ -81,7 +81,7 @@ __device__ __forceinline__ void clear(float (&z)[KEYS / 8][4])
             z[n][e] = 0.0f;
 }
 
-/* Of this thread's values: z[n][e] is query own_row(e / 2) of the tile and key own_key(n, e). */
+/* A thread holds z[n][e] of query own_row(e / 2) of the tile and key own_key(n, e). */
 __device__ __forceinline__ int own_row(int half)
 {
     return (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4 + half * 8;

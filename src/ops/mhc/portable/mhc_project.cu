@@ -69,7 +69,7 @@ static __global__ void add_halves(const float *sums, int64_t padded, int64_t sum
     dw[i * stride + c] = (acc ? dw[i * stride + c] : 0.0f) + v;
 }
 
-/* Of two halves, or one float, for each number; never none, since products want operands that are there. */
+/* Two halves, or one float, for each number; never none, since products want operands that are there. */
 static int64_t dp_bytes(int64_t rows, int64_t padded) { return max_i64(1, rows) * padded * 4; }
 
 int64_t mhc_outer_bytes(int64_t rows, int64_t n, int64_t k, enum dtype real)
