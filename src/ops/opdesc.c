@@ -179,8 +179,7 @@ static void infer_work(struct op_call *c, const struct ops *ops)
     for (int i = 0; c->desc->args_bytes > 0 && i < c->desc->n_args; i++)
         if (c->desc->args[i].role == ARG_WORK && c->t[i].rank == 0) {
             op_call_pack(c, &p);
-            int64_t bytes = c->desc->work_bytes(ops, &p);
-            c->t[i] = bytes > 0 ? tensor_1d(NULL, DT_U8, bytes) : (struct tensor){0};
+            c->t[i] = tensor_1d(NULL, DT_U8, c->desc->work_bytes(ops, &p));
         }
 }
 

@@ -48,12 +48,12 @@ static inline double final_gate(const struct tensor *stat, const struct tensor *
     return 1 / (1 + exp(-z)) + eps;
 }
 
-/* The next part of scratch: somewhere even if it has no rows, since ops take tensors at NULL for absent. */
+/* The next part of scratch. */
 static inline struct tensor final_part(const struct tensor *work, int64_t *used, enum dtype type, int64_t rows,
                                        int64_t cols)
 {
     struct tensor t = tensor_2d(work->data ? (char *)work->data + *used : NULL, type, rows, cols);
-    *used += rows > 0 ? round_up(tensor_bytes(&t), 64) : 64;
+    *used += round_up(tensor_bytes(&t), 64);
     return t;
 }
 #ifdef OP

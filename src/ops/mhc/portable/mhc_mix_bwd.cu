@@ -401,7 +401,7 @@ extern "C" int mhc_combine_bwd_cuda(struct lane *l, const struct mhc_combine_bwd
     TRY(mhc_mix_bwd_rows(l, &a, c->dx.dtype,
                          aligned16(&c->dy) && aligned16(&c->dx) && aligned16(&c->x) && aligned16(&c->f) &&
                              aligned16(&c->df) && pointer16(a.bias) && pointer16(a.dbias)));
-    return !present(&c->dbias) ? ST_OK
-                               : add_partials(l, a.dbias, combine_blocks(a.rows, a.d, c->dx.dtype), a.d,
-                                              floats(&c->dbias), a.d, 0, c->acc_dbias);
+    return a.dbias == NULL ? ST_OK
+                           : add_partials(l, a.dbias, combine_blocks(a.rows, a.d, c->dx.dtype), a.d, floats(&c->dbias),
+                                          a.d, 0, c->acc_dbias);
 }

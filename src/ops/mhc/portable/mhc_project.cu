@@ -69,14 +69,11 @@ static __global__ void add_halves(const float *sums, int64_t padded, int64_t sum
     dw[i * stride + c] = (acc ? dw[i * stride + c] : 0.0f) + v;
 }
 
-/* Two halves, or one float, for each number; never none, since products want operands that are there. */
-static int64_t dp_bytes(int64_t rows, int64_t padded) { return max_i64(1, rows) * padded * 4; }
-
 int64_t mhc_outer_bytes(int64_t rows, int64_t n, int64_t k, enum dtype real)
 {
     struct carve c = {};
     int64_t padded = split_rows(n);
-    carve_bytes(&c, dp_bytes(rows, padded));
+    carve_bytes(&c, rows * padded * 4); /* two halves, or one float */
     if (real == DT_BF16)
         carve_bytes(&c, 2 * padded * split_stride(k) * 4);
     return c.used;
@@ -93,7 +90,7 @@ int mhc_outer(struct lane *l, const struct outer_args *a, void *work)
 {
     int64_t rows = a->y.dim[0], n = a->dw.dim[0], k = a->y.dim[1], padded = split_rows(n), stride = split_stride(k);
     struct carve c = {(char *)work, 0};
-    void *dp = carve_bytes(&c, dp_bytes(rows, padded));
+    void *dp = carve_bytes(&c, rows * padded * 4);
     unsigned grid = (unsigned)ceil_div(rows * padded, 256);
     struct gemm_args g = {.b = a->y, .trans_a = true, .alpha = 1};
     if (a->y.dtype != DT_BF16) {
