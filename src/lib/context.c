@@ -143,10 +143,13 @@ struct tensor part(struct call *c, enum dtype type, int rank, const int64_t *dim
     return t;
 }
 
+/* Empty scratch is somewhere, too: without rows ops give empty parts of it to other ops, for which NULL is absent. */
 struct tensor scratch(struct call *c, int64_t bytes)
 {
     c->scratch = max_i64(c->scratch, bytes);
-    return bytes > 0 ? tensor_1d(c->work != NULL ? c->work + c->scratch_at : NULL, DT_U8, bytes) : (struct tensor){0};
+    if (bytes == 0)
+        return tensor_1d(c, DT_U8, 0);
+    return tensor_1d(c->work != NULL ? c->work + c->scratch_at : NULL, DT_U8, bytes);
 }
 
 /* ---- handles --------------------------------------------------------------------------------- */
