@@ -114,7 +114,7 @@ static int run(struct config *c, struct config *small, const char *dir, int argc
 
 int cmd_verify(int argc, char **argv)
 {
-    struct config c, small;
+    struct config c = {0}, small = {0}; /* run() fills c */
     struct err e = {0};
     char dir[] = "/tmp/braid-verify-XXXXXX";
     int failed = 0, st;
@@ -124,9 +124,7 @@ int cmd_verify(int argc, char **argv)
         err_set(&e, ST_IO, "cannot make a folder like %s", dir);
         return cmd_exit(ST_IO, &e);
     }
-    st = config_init(&c, &e);
-    if (st == ST_OK)
-        st = config_init(&small, &e);
+    st = config_init(&small, &e);
     if (st == ST_OK)
         st = run(&c, &small, dir, argc, argv, &failed, &e);
     config_release(&c);
