@@ -18,18 +18,6 @@ struct generate_bench {
     const char *json;
 };
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *seconds, int64_t n)
-{
-    qsort(seconds, (size_t)n, sizeof *seconds, ascending);
-    return seconds[n / 2];
-}
-
 /* The likeliest token of each sequence. */
 static void sample(struct generate_bench *b, const struct tensor *logits)
 {
@@ -76,7 +64,7 @@ static int report(struct generate_bench *b, struct err *e)
 {
     struct roofline r;
     TRY(roofline_measure(&b->dev, &r, e));
-    double step = median(b->step, b->n), sampling = median(b->sampling, b->n), bytes = bytes_of_step(&b->g);
+    double step = bench_median(b->step, b->n), sampling = bench_median(b->sampling, b->n), bytes = bytes_of_step(&b->g);
     double read = (double)(b->g.batch * b->prompt) / b->prefill, made = (double)b->g.batch / (step + sampling);
     int64_t memory = memory_total(&b->g.model->mem, b->g.model->mem.allocated, false);
     printf("device: %s\nparameters: %lld\nmemory_gib: %.2f\nsequences: %lld\nprompt_tokens: %lld\n"

@@ -8,12 +8,6 @@
 
 enum { LINK, FREE, KINDS, WARM = 2 };
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 struct link_times {
     double *seconds[KINDS]; /* of each step */
     double rate, latency;   /* of the link */
@@ -42,10 +36,8 @@ static int in_turn(struct trainer *t, struct link_times *x, bool waits, double m
     for (int i = 0; i < x->n; i++)
         for (int kind = 0; kind < KINDS; kind++)
             TRY(one_step(t, x, kind, &x->seconds[kind][i], e));
-    for (int kind = 0; kind < KINDS; kind++) {
-        qsort(x->seconds[kind], (size_t)x->n, sizeof x->seconds[kind][0], ascending);
-        median[kind] = x->seconds[kind][x->n / 2] * 1e3;
-    }
+    for (int kind = 0; kind < KINDS; kind++)
+        median[kind] = bench_median(x->seconds[kind], x->n) * 1e3;
     return ST_OK;
 }
 

@@ -103,6 +103,8 @@ int plan_verdict(const struct config *c, const char *memory, const struct traine
 /* bench_offload.c: what braid bench train says of state in host memory; nothing where there is none. Every rank calls
  * it, after the steps that are timed. step: seconds of one. */
 int bench_offload(struct trainer *t, double step, struct err *e);
+/* Sorts, too: the least is the first then. */
+double bench_median(double *seconds, int64_t n);
 /* bench_link.c: steps in turn over the link that parallel.comm=loop plays and over one without limits, `steps` of each,
  * and what they say of exchanges: exposed, whole, hidden. */
 int bench_link(struct trainer *t, int steps, struct err *e);

@@ -28,10 +28,10 @@ static const char usage[] =
     "last.\n"
     "bits is a fingerprint of every loss and norm, by which schedules are compared; --bits=on adds all parameters. "
     "Ranks as with braid train.\n"
-    "--exposed=on, with parallel.comm=loop: steps over the link and over one without limits in turn, and with a wait "
-    "after every "
-    "node; prints\n"
-    "what exchanges take (whole), what a step takes longer for them (exposed), and how much is hidden.\n";
+    "--exposed=on, with parallel.comm=loop: steps over the link and over one without limits in turn, and with a wait\n"
+    "after every node; prints what exchanges take (whole), what a step takes longer for them (exposed), and how much "
+    "is\n"
+    "hidden.\n";
 static const char own_options[] =
     "run.device run.threads gpu.* train.seq train.micro_batch train.global_batch generate.batch generate.tokens";
 
@@ -219,6 +219,12 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+double bench_median(double *seconds, int64_t n)
+{
+    qsort(seconds, (size_t)n, sizeof *seconds, ascending);
+    return seconds[n / 2];
+}
+
 enum { MAX_STEPS = 1000 };
 
 /* Steps on each rank; rank 0 reports. */
@@ -342,14 +348,14 @@ static int time_steps(struct trainer *t, struct steps_job *j, struct err *e)
     TRY(trainer_settle(t, e));
     if (j->bits)
         TRY(add_param_bits(t, &bits, e));
-    qsort(seconds, (size_t)n, sizeof seconds[0], ascending);
+    double median = bench_median(seconds, n);
     if (!is_rank0)
-        return bench_offload(t, seconds[n / 2], e);
-    TRY(bench_offload(t, seconds[n / 2], e));
-    TRY(print_steps(t, j->files.json, seconds[n / 2], seconds[0], n, r.tokens, e));
+        return bench_offload(t, median, e);
+    TRY(bench_offload(t, median, e));
+    TRY(print_steps(t, j->files.json, median, seconds[0], n, r.tokens, e));
     printf("loss: %.17g\nbits: %016llx (losses and norms of all steps%s)\n", r.loss, (unsigned long long)bits,
            j->bits ? ", parameters" : "");
-    TRY(keep_steps(j, t, seconds[n / 2], bits, e));
+    TRY(keep_steps(j, t, median, bits, e));
     return t->trace ? trace_write(t->trace, t->cfg->plan.trace, e) : ST_OK;
 }
 

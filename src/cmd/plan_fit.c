@@ -81,11 +81,14 @@ int cmd_fit_again(struct config *c, const char *saved, const char *label, bool *
                                          "plan.recompute",    "plan.recompute_block", "plan.offload"};
     struct config was = {0};
     struct buf text;
+    *kept = false;
+    if (strcmp(c->plan.fit, "off") == 0) /* the saved configuration is not read for nothing */
+        return ST_OK;
     buf_init(&text, 0);
     int st = config_init(&was, e);
     if (st == ST_OK)
         st = config_read_ini_text(&was, saved, strlen(saved), label, e);
-    *kept = st == ST_OK && strcmp(was.plan.fit, "off") != 0 && strcmp(was.plan.fit, c->plan.fit) == 0;
+    *kept = st == ST_OK && strcmp(was.plan.fit, c->plan.fit) == 0;
     for (int i = 0; *kept && st == ST_OK && i < countof(chosen); i++) {
         buf_clear(&text);
         const char *value = config_value_text(&was, chosen[i], &text);
