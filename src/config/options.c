@@ -641,9 +641,8 @@ const struct option config_options[] = {
     ROW(gpu.index, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1023), HELP(
         "Which GPU of this machine.")),
     ROW(gpu.sms, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1024), HELP(
-        "Multiprocessors that the GEMMs of experts may fill, to leave the others to communication; 0 = all. Results "
-        "are "
-        "the same bit for bit.")),
+        "Multiprocessors that GEMMs and the backward pass of attention may fill, to leave the others to "
+        "communication; 0 = all. Measured results were the same bit for bit; cuBLASLt does not promise that.")),
 
     /* ---- [parallel] ----------------------------------------------------------------------- */
     ROW(parallel.comm, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(comm_values), HELP(

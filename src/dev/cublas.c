@@ -51,6 +51,7 @@ struct blas {
     int n_rows;
     size_t cap_rows;
     int64_t workspace; /* bytes */
+    int32_t sms;       /* multiprocessors that a product may fill; 0 = all */
     struct blas_plan *plan;
     int n_plans;
     size_t cap_plans;
@@ -198,7 +199,8 @@ static int open_table(struct blas *b, const struct cuda_dev *c, struct err *e)
     if (path == NULL || path[0] == '\0')
         return ST_OK;
     b->tunes = true;
-    snprintf(head, sizeof head, "braid products 2, %s, %d SMs, cuBLASLt %zu\n", c->gpu_name, c->sm_count, b->version());
+    snprintf(head, sizeof head, "braid products 2, %s, %d SMs, cuBLASLt %zu\n", c->gpu_name, c->sm_budget,
+             b->version());
     b->table = fopen(path, "a+");
     if (b->table == NULL)
         return err_set(e, ST_IO, "gpu.gemm_table: cannot open %s: %s", path, strerror(errno));
@@ -213,6 +215,7 @@ int blas_open(struct cuda_dev *c, int64_t workspace, struct err *e)
     TRY(mem_array((void **)&b, 1, sizeof *b, e));
     c->blas = b;
     b->workspace = workspace;
+    b->sms = c->sm_budget < c->sm_count ? c->sm_budget : 0;
     if (vendor_open(&b->lib, names, e) != ST_OK)
         return err_hint(
             e, "cuBLAS comes with the CUDA toolkit; put its folder into LD_LIBRARY_PATH, or use run.device=cpu");
@@ -333,6 +336,9 @@ static int describe(struct blas *b, struct blas_plan *p, struct err *e)
     TRY(blas_status(e, b->desc_create(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "matmul descriptor"));
     TRY(blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "transpose of A"));
     TRY(blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "transpose of B"));
+    if (b->sms > 0)
+        TRY(blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &b->sms, sizeof b->sms),
+                        "number of multiprocessors"));
     TRY(describe_scales(b, p, e));
     uint64_t m = (uint64_t)k->m, n = (uint64_t)k->n, kk = (uint64_t)k->k;
     TRY(blas_status(e, b->layout_create(&p->a, b_type, k->trans_b ? kk : n, k->trans_b ? n : kk, k->ldb),
