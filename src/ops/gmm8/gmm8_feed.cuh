@@ -162,8 +162,8 @@ __device__ __forceinline__ void add_scaled(float *c, const float (&part)[64], fl
         c[i] += part[i] * (i % 4 < 2 ? first_row : second_row);
 }
 /* The same with a scale for each of the lane's 32 columns, which lie in shared memory, four pairs at a time. They are
- * multiplied with those of the rows first, for the first two fours while the products run: 3 to 6 % faster than
- * multiplying the sums twice. */
+ * fetched while the products run, for the first two fours, and multiplied with those of the rows before the sums are:
+ * 3 to 6 % faster than multiplying the sums twice. */
 struct column_scales {
     float four[2][16]; /* of a four: its columns of the first row and of the second */
 };
@@ -228,13 +228,14 @@ __device__ __forceinline__ void multiply_rows(float (&c)[F::BN / 2], char *ring,
     }
 }
 
-/* The weight gradient: both operands are by rows, which are tokens. */
-template <enum dtype A, typename F, typename LAST>
+/* The weight gradient: both operands are by rows, which are tokens. SCALES: every row has its own, else a tensor has
+ * one; two loops, since ptxas would merge the sums of both and lose the fused multiply-adds. */
+template <bool SCALES, enum dtype A, typename F, typename LAST>
 __device__ __forceinline__ void multiply_tokens(float (&c)[F::BN / 2], char *ring, uint64_t *full, uint64_t *empty,
                                                 uint32_t step, int steps, const struct gmm8_job &p,
                                                 const struct gmm_at &at, int group, bool &owed, LAST last)
 {
-    float part[64], whole = p.as_row == 0 ? __ldg(p.as) * __ldg(p.bs) : 0.0f;
+    float part[64], whole = SCALES ? 0.0f : __ldg(p.as) * __ldg(p.bs);
     for (int s = 0; s < steps; s++) {
         uint32_t k = (step + s) % F::STAGES;
         char *stage = ring + k * F::STAGE, *mine = stage + group * BOX_BYTES;
@@ -257,7 +258,7 @@ __device__ __forceinline__ void multiply_tokens(float (&c)[F::BN / 2], char *rin
                 release_lent<F>(empty, step, owed);
             if (half == 1 && s + 1 == steps)
                 last();
-            if (p.as_row == 0) {
+            if constexpr (!SCALES) {
                 wgmma_wait<0>();
                 wgmma_hold(part);
                 add_scaled(c + 64 * half, part, whole, whole);
@@ -286,9 +287,12 @@ __device__ __forceinline__ void multiply_codes(float (&c)[F::BN / 2], char *ring
         c[i] = 0.0f;
     if (steps == 0)
         last();
-    else if constexpr (F::SUMS)
-        multiply_tokens<A, F>(c, ring, full, empty, step, steps, p, at, group, owed, last);
-    else
+    else if constexpr (F::SUMS) {
+        if (p.as_row != 0)
+            multiply_tokens<true, A, F>(c, ring, full, empty, step, steps, p, at, group, owed, last);
+        else
+            multiply_tokens<false, A, F>(c, ring, full, empty, step, steps, p, at, group, owed, last);
+    } else
         multiply_rows<AFTER, A, F>(c, ring, full, empty, step, steps, p, at, group, owed, last);
 }
 
