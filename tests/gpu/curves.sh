@@ -30,8 +30,9 @@ models=(
     "mamba --model.pattern=M-M* --model.mamba_heads=4 --model.mamba_head_dim=32 --model.mamba_state=16 --model.mamba_groups=2 --model.mamba_chunk=32"
     "gdn --model.pattern=G-G* --model.gdn_key_heads=2 --model.gdn_value_heads=4 --model.gdn_key_dim=16 --model.gdn_value_dim=32 --model.gdn_chunk=16"
     "mla --model.pattern=+-+- --model.mla_nope=16 --model.mla_rope=16 --model.mla_v=16 --model.mla_kv_rank=32"
-    # All entries are read: a near tie that falls differently would select others, and the curves part from there.
-    "compressed --model.pattern=W-C-H- --model.mla_q_rank=32 --model.mla_v=32 --model.mla_rope=16 --model.csa_window_size=16 --model.compress_rate_hca=16 --model.o_groups=2 --model.o_lora_rank=16 --model.dsa_indexer_n_heads=4 --model.dsa_indexer_head_dim=16 --model.dsa_indexer_topk=16"
+    # All entries are read: a near tie that falls differently would select others, and the curves part from there. At 2e-3 differences grow
+    # tenfold in five steps where the loss rises, on the CPU as well.
+    "compressed --train.lr=1e-3 --model.pattern=W-C-H- --model.mla_q_rank=32 --model.mla_v=32 --model.mla_rope=16 --model.csa_window_size=16 --model.compress_rate_hca=16 --model.o_groups=2 --model.o_lora_rank=16 --model.dsa_indexer_n_heads=4 --model.dsa_indexer_head_dim=16 --model.dsa_indexer_topk=16"
     "moe_hash --model.pattern=*E*E --model.router_hash_layers=4 --model.experts=4 --model.topk=2 --model.expert_ffn=48 --model.aux_loss=0.01"
     "moe --model.pattern=*E*E --model.experts=4 --model.topk=2 --model.expert_ffn=48 --model.aux_loss=0.01"
     "mhc --model.pattern=*-M- --model.mhc_streams=4 --model.mamba_heads=4 --model.mamba_head_dim=32 --model.mamba_state=16 --model.mamba_groups=2 --model.mamba_chunk=32"

@@ -113,18 +113,21 @@ one_mesh() { # number, line: a row of the table
     second=$!
     launch "$at/a" "$ranks" "$braid" train "${model[@]}" "${options[@]}" "${comm[@]}" --run.device="$device" --run.dir="$at/one"
     local first=$?
-    if ! wait $second || [ $first != 0 ]; then
+    wait $second
+    second=$?
+    if [ $second != 0 ] || [ $first != 0 ]; then
+        bits="ended with $first and $second" # 124: the time limit
         cat "$at"/a/err* "$at"/b/err* 2>/dev/null | grep -m 3 'error' | sed "s/^/# $name: /"
     fi
     wait $cpu || sed "s/^/# $name on the CPU: /" "$at/cpu.log" | tail -n 2
     d=$(apart "$at/cpu" "$at/one" 2>/dev/null)
-    "$braid" ckpt diff "$at/one" "$at/two" >/dev/null 2>&1 && cmp -s <(losses "$at/one") <(losses "$at/two") && bits=same
+    "$braid" ckpt diff "$at/one" "$at/two" >/dev/null 2>&1 && cmp -s <(losses "$at/one") <(losses "$at/two") && [ "$bits" = different ] && bits=same
     plan=$(OMP_NUM_THREADS=1 "$braid" plan "${model[@]}" "${options[@]}" --run.device="$device" --run.threads=1 --parallel.ranks="$ranks" 2>/dev/null | planned)
     [ -n "$plan" ] && [ "$plan" = "$(sed -n 's/^allocated by each rank: //p' "$at/a/err0")" ] && memory="as planned"
     transport=$(sed -nE 's/^[0-9]+ ranks \((.*)\):.*/\1/p' "$at/a/err0")
     [ "$memory" = "as planned" ] || printf "# %s: planned %s; allocated %s\n" "$name" "$plan" "$(sed -n "s/^allocated by each rank: //p" "$at/a/err0")"
     local verdict=ok
-    awk "BEGIN { exit !(\"$d\" != \"?\" && ${d/\?/1} + 0 < 1e-5) }" && [ $bits = same ] && [ "$memory" = "as planned" ] && [ "$transport" = ipc ] || verdict="NOT OK"
+    awk "BEGIN { exit !(\"$d\" != \"?\" && ${d/\?/1} + 0 < 1e-5) }" && [ "$bits" = same ] && [ "$memory" = "as planned" ] && [ "$transport" = ipc ] || verdict="NOT OK"
     printf '| %s | %d | %s | %s | %s | %s | %s | %s |\n' "$name" "$ranks" "${transport:-?}" "${d:-?}" "$bits" "$memory" "${plan%%,*}" "$verdict ($((SECONDS - begin)) s)"
 }
 
