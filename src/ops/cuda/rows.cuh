@@ -3,6 +3,7 @@
 #define BRAID_OPS_CUDA_ROWS_CUH
 
 #include "ops/cuda/kernel.cuh"
+#include "ops/cuda/ptx.cuh"
 #include "ops/dropout/dropout.h"
 
 static inline bool pointer16(const void *p) { return (uintptr_t)p % 16 == 0; }
@@ -184,8 +185,9 @@ template <int TT, int R, bool LAST = true> __device__ __forceinline__ void team_
     }
 }
 
-/* sigmoid with the fast division: an infinite denominator gives 0. */
-__device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+/* sigmoid; an infinite denominator gives 0. The bits of __expf and __fdividef, which also take care of numbers that are
+ * too small: 1 is added to those. */
+__device__ __forceinline__ float quick_sigmoid(float x) { return reciprocal_fast(1.0f + exp_fast(-x)); }
 
 /* ---- dropout --------------------------------------------------------------------------------- */
 

@@ -227,7 +227,7 @@ __device__ __forceinline__ void pairs(struct grad_tiles<DK, DV, ROOMY> *m, const
             for (int e = 0; e < 4; e++) {
                 int at = row + (e >> 1) * 8, col = 16 * j + 8 * t + 2 * q + (e & 1);
                 bool sees = (half ? col < at : col <= at) && low_row[e >> 1] <= (float)col;
-                float d = sees ? sign * __expf(fminf(s_row[e >> 1] - s[col], 0.0f)) * c[j][t][e] : 0.0f;
+                float d = sees ? sign * exp_fast(fminf(s_row[e >> 1] - s[col], 0.0f)) * c[j][t][e] : 0.0f;
                 float through = col < at ? d * products[j][t][e] : 0.0f; /* the diagonal does not decay */
                 sum[j][t][e] += d;
                 rows[e >> 1] += through;

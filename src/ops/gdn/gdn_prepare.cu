@@ -206,7 +206,7 @@ __device__ __forceinline__ void scale_products(const float (&kk)[4][2][4], const
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 int row = 16 * warp + g + (e >> 1) * 8, col = 16 * j + 8 * t + 2 * q + (e & 1);
-                float d = col <= row && m->low[row] <= col ? __expf(fminf(s[row] - s[col], 0.0f)) : 0.0f;
+                float d = col <= row && m->low[row] <= col ? exp_fast(fminf(s[row] - s[col], 0.0f)) : 0.0f;
                 a[t][e] = col < row ? w[row] * d * kk[j][t][e] : 0.0f;
                 p[t][e] = d * qk[j][t][e];
             }

@@ -80,6 +80,7 @@ static inline uint4 load_passing(const void *p) { return *(const uint4 *)p; }
 /* Numbers below the normal ones are 0. */
 static inline float emu_flushed(float x) { return fabsf(x) < 1.17549435e-38f ? copysignf(0.0f, x) : x; }
 static inline float exp2_fast(float x) { return emu_flushed(exp2f(emu_flushed(x))); }
+static inline float exp_fast(float x) { return exp2_fast(1.4426950408889634f * x); }
 static inline float max_or_nan(float x, float y) { return x != x || y != y ? NAN : fmaxf(x, y); }
 static inline float reciprocal_fast(float x) { return emu_flushed(1.0f / emu_flushed(x)); }
 
