@@ -41,14 +41,18 @@ policy() { # k n
     11) echo "$one --plan.recompute=full --train.loss_chunk=256" ;;
     esac
 }
-# Writes "ms bytes", or "- reason", to the file.
+# Writes "ms bytes", or "- reason", to the file, and says so: a run that is cut short has said what it knows.
 measure() { # file model options...
+    measure_one "$@"
+    echo "after $SECONDS s: $(basename "$2"): $(cat "$1") (ms, bytes) ${*:3}"
+}
+measure_one() { # file model options...
     if [ "$SECONDS" -ge "$limit" ]; then
         left_out=$((left_out + 1))
         echo "- left out after $limit s" >"$1"
         return
     fi
-    if timeout 90 "$braid" bench train "$2" --steps="$steps" --json="$work/json" "${options[@]}" "${@:3}" >"$work/out" 2>"$work/err"; then
+    if timeout 45 "$braid" bench train "$2" --steps="$steps" --json="$work/json" "${options[@]}" "${@:3}" >"$work/out" 2>"$work/err"; then
         sed -E 's/.*"memory_bytes":([0-9]+).*"ms_per_step":([0-9.]+).*/\2 \1/' "$work/json" >"$1"
     else
         echo "- $(grep -m1 -E 'error|hint' "$work/err" | cut -c1-110)" >"$1"

@@ -174,13 +174,14 @@ __global__ void __launch_bounds__(HOP_THREADS, 1) fwd_hopper(const __grid_consta
     if (role == 0) {
         registers_down<56>();
         gather_tiles<D, FWD_KEYS>(s, c, b, c.list(b, i), (c.most + FWD_KEYS - 1) / FWD_KEYS);
-    } else if (role == 1) {
+        return;
+    }
+    bring_query<D, DV>(s, c, b, i, first);
+    if (role == 1) {
         registers_down<104>();
-        bring_query<D, DV>(s, c, b, i, first);
         score_group<D, DV>(s, c, b, i, first);
     } else {
         registers_up<176>();
-        bring_query<D, DV>(s, c, b, i, first);
         result_group<D, DV>(s, c, b, i, first, role - 2);
     }
 #endif

@@ -166,17 +166,17 @@ __global__ void __launch_bounds__(HOP_THREADS, 1)
     if (role == 0) {
         registers_down<48>();
         gather_tiles<D, DQ_KEYS>(s, c, b, c.list(b, i), w.most / DQ_KEYS);
-    } else if (role == 1) {
+        return;
+    }
+    bring_rows<D, DV>(s, c, b, i, first);
+    if (role == 1) {
         registers_down<104>();
-        bring_rows<D, DV>(s, c, b, i, first);
         weight_group<D, DV>(s, c, w, b, i, at_row, first);
     } else if (role == 2) {
         registers_up<200>();
-        bring_rows<D, DV>(s, c, b, i, first);
         dq_group<D, DV, 0, (BLOCKS + 1) / 2>(s, c, w, b, i, first);
     } else {
         registers_up<160>();
-        bring_rows<D, DV>(s, c, b, i, first);
         dq_group<D, DV, (BLOCKS + 1) / 2, BLOCKS / 2>(s, c, w, b, i, first);
     }
 #endif
