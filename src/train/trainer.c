@@ -175,18 +175,32 @@ static int bind(struct trainer *t, struct err *e)
     return samples_bind(t, e);
 }
 
-static int commit(struct trainer *t, const struct ckpt *from, struct err *e)
+/* Arenas, of which much host memory takes a while: the operating system clears and pins every page. */
+static int take_memory(struct trainer *t, struct err *e)
 {
-    double begin = time_now();
+    double begin = time_now(), host = (double)memory_total(&t->model.mem, t->model.mem.planned, true);
+    bool says = host >= (double)(1 << 30) && t->dev.kind == DEV_CUDA && trainer_is_rank0(t) && !t->cfg->run.quiet;
+    char size[32];
+    if (says)
+        fprintf(stderr, "pinning %s of host memory ...\n", human_bytes(host, size, sizeof size));
     TRY(model_commit(&t->model, NULL, 0, e));
     TRY(bind(t, e));
     t->start.memory = time_now() - begin;
+    if (says)
+        fprintf(stderr, "pinned after %.1f s\n", t->start.memory);
+    return ST_OK;
+}
+
+static int commit(struct trainer *t, const struct ckpt *from, struct err *e)
+{
+    TRY(take_memory(t, e));
+    double begin = time_now();
     t->stale = from == NULL; /* a rank fills what it updates */
     TRY(from == NULL ? model_init_params(&t->model, e) : load_params(&t->model, from, e));
     if (from != NULL)
         TRY(load_optim(t, from, e));
     TRY(t->dev.vt->sync(&t->dev, e));
-    t->start.params = time_now() - begin - t->start.memory;
+    t->start.params = time_now() - begin;
     return ST_OK;
 }
 
