@@ -12,10 +12,10 @@ enum { SIDE_C, SIDE_B };
 struct dbc_stage {
     bf16 u[2][P_TILE], w[2][P_TILE];
 };
-/* STAGES 2: the next head is copied while one is worked on; 1 where shared memory is small. */
+/* STAGES 2: the next head, and dG in the end, is copied while one is worked on; 1 where shared memory is small. */
 template <int STAGES> struct dbc_shared {
     bf16 v[2][N_TILE];
-    struct dbc_stage stage[STAGES]; /* the first holds dG in the end */
+    struct dbc_stage stage[STAGES];
     float from_start[STAGES][SSD_ROWS], delta[STAGES][SSD_ROWS], to_end[STAGES][SSD_ROWS];
     float scratch[2][WARPS]; /* by head, even and odd */
 };
@@ -35,6 +35,21 @@ __device__ __forceinline__ void dbc_load(const struct ssd_grads &a, struct dbc_s
     load_numbers(sh->from_start[k], a.r.from_start + at, 0);
     load_numbers(sh->delta[k], a.r.delta + at, 32);
     load_numbers(sh->to_end[k], a.r.to_end + at, 64);
+    copies_commit();
+}
+
+/* dG of a block of heads, behind the heads: where head per_group + block would be. */
+template <int STAGES>
+__device__ __forceinline__ bf16 *pairs_at(const struct ssd_grads &a, struct dbc_shared<STAGES> *sh, int block)
+{
+    return (bf16 *)&sh->stage[(a.s.per_group + block) % STAGES];
+}
+template <int STAGES>
+__device__ __forceinline__ void pairs_load(const struct ssd_grads &a, struct dbc_shared<STAGES> *sh, int block,
+                                           int rows)
+{
+    const bf16 *from = a.dg + ((int64_t)blockIdx.x * a.blocks + block) * SSD_ROWS * SSD_ROWS;
+    load_tile<SSD_ROWS, THREADS>(pairs_at(a, sh, block), from, SSD_ROWS, rows, SSD_ROWS, true);
     copies_commit();
 }
 
@@ -151,6 +166,8 @@ static __global__ void __launch_bounds__(THREADS, 1) dbc_kernel(const __grid_con
         __syncthreads(); /* this head's tiles are there, and no thread reads the other stage any more */
         if (STAGES > 1 && k + 1 < a.s.per_group)
             dbc_load(a, sh, (k + 1) % STAGES, b, u, h + 1, sp);
+        else if (STAGES > 1)
+            pairs_load(a, sh, 0, sp.n);
         if (k > 0)
             flush(a, sh->scratch[(k + 1) % 2], piece, h - 1, at - a.s.pieces * a.s.pad);
         if (mine) {
@@ -176,19 +193,20 @@ static __global__ void __launch_bounds__(THREADS, 1) dbc_kernel(const __grid_con
             dbc_load(a, sh, 0, b, u, h + 1, sp);
         }
     }
-    __syncthreads();
-    flush(a, sh->scratch[(a.s.per_group - 1) % 2], piece, h0 + a.s.per_group - 1,
-          rows_at(a.s, b, u, h0 + a.s.per_group - 1));
-    bf16 *dg = (bf16 *)&sh->stage[0];
     for (int block = 0; block < a.blocks; block++) {
-        const bf16 *from = a.dg + ((int64_t)blockIdx.x * a.blocks + block) * SSD_ROWS * SSD_ROWS;
-        load_tile<SSD_ROWS, THREADS>(dg, from, SSD_ROWS, sp.n, SSD_ROWS, true);
-        copies_commit();
+        if (STAGES == 1) {
+            __syncthreads(); /* no thread reads the stage any more */
+            pairs_load(a, sh, block, sp.n);
+        }
         copies_wait<0>();
         __syncthreads();
+        if (STAGES > 1 && block + 1 < a.blocks)
+            pairs_load(a, sh, block + 1, sp.n);
+        if (block == 0)
+            flush(a, sh->scratch[(a.s.per_group - 1) % 2], piece, h0 + a.s.per_group - 1,
+                  rows_at(a.s, b, u, h0 + a.s.per_group - 1));
         if (mine)
-            through_pairs(sum, dg, sh->v[1 - side], side, tile, q_blocks, a.s.n);
-        __syncthreads();
+            through_pairs(sum, pairs_at(a, sh, block), sh->v[1 - side], side, tile, q_blocks, a.s.n);
     }
     if (mine) {
         const struct rows_view &out = side == SIDE_C ? a.dc : a.db;
