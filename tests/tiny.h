@@ -182,11 +182,11 @@ static inline void tiny_open(struct tiny *t, const char *options, enum dev_kind 
     assert_ok(model_plan_build(&t->m, &t->train, &o, &t->e), &t->e);
     assert_ok(model_commit(&t->m, plans, 1, &t->e), &t->e);
     assert_ok(model_init_params(&t->m, &t->e), &t->e);
-    /* Frames and workspace may start with anything. */
-    memset(t->m.mem.base[ARENA_FRAME], 0xFF, (size_t)t->m.mem.allocated[ARENA_FRAME]);
-    memset(t->m.mem.base[ARENA_WORK], 0xFF, (size_t)t->m.mem.allocated[ARENA_WORK]);
-    if (t->m.mem.base[ARENA_HOST] != NULL)
-        memset(t->m.mem.base[ARENA_HOST], 0xFF, (size_t)t->m.mem.allocated[ARENA_HOST]);
+    /* Frames and workspace may start with anything; a model with nothing to train may need none. */
+    static const enum arena_id arenas[] = {ARENA_FRAME, ARENA_WORK, ARENA_HOST};
+    for (int i = 0; i < countof(arenas); i++)
+        if (t->m.mem.base[arenas[i]] != NULL)
+            memset(t->m.mem.base[arenas[i]], 0xFF, (size_t)t->m.mem.allocated[arenas[i]]);
     tiny_exec(&t->x, &t->dev, &t->c);
     assert_ok(exec_prepare(&t->x, &t->train.p, &t->e), &t->e);
 }

@@ -27,7 +27,9 @@ static int update(enum dev_kind kind, void *p, void *g, void *m, void *v, int64_
                            .eps = 1e-8,
                            .decay = decay,
                            .rate = 1};
-    return ops->adamw(&lane, &a);
+    int st = ops->adamw(&lane, &a);
+    dev_close(&dev);
+    return st;
 }
 
 static void three_steps_give_known_values(void **state)
@@ -177,6 +179,7 @@ static void several_parameters_go_as_one_by_one(void **state)
             assert_ok(ops_for(&dev)->adamw(&lane, &a), &error);
         }
     }
+    dev_close(&dev);
     assert_memory_equal(p[0], p[1], sizeof p[0]);
     assert_memory_equal(m[0], m[1], sizeof m[0]);
     assert_memory_equal(v[0], v[1], sizeof v[0]);

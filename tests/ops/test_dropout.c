@@ -20,6 +20,7 @@ static void apply_part(enum dev_kind kind, void *x, void *y, int64_t rows, int64
                              .y = tensor_2d(y, ops->real, rows, d),
                              .rule = {.p = p, .key = key, .seq = seq, .info = tensor_1d(info, DT_I64, 4)}};
     assert_ok(ops->dropout(&lane, &a), &e);
+    dev_close(&dev);
 }
 
 static void apply(enum dev_kind kind, void *x, void *y, int64_t rows, int64_t d, double p, uint64_t key, int64_t seq,
@@ -183,6 +184,7 @@ static void bad_rules_are_refused_and_zero_copies(void **state)
     assert_fails(ops_for(&dev)->dropout(&lane, &a), ST_INVALID, &e, "info is missing");
     a.x = tensor_1d(x, DT_F32, 4);
     assert_fails(ops_for(&dev)->dropout(&lane, &a), ST_INVALID, &e, "x is");
+    dev_close(&dev);
 }
 
 int main(void)

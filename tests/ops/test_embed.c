@@ -35,6 +35,7 @@ static void rows_are_copied_in_token_order(void **state)
     assert_ok(f.ops->embed_fwd(&f.lane, &a), &f.e);
     static const float want[] = {-1, 5, 6, -1, -1, -1, 1, 2, -1, -1, -1, 5, 6, -1, -1, -1, 3, 4, -1, -1};
     assert_memory_equal(y, want, sizeof want);
+    dev_close(&f.dev);
 }
 
 /* 1e8 + 1 - 1e8 is 0 in fp32 in this order and 1 in others. Wide enough for
@@ -65,6 +66,7 @@ static void summands_of_a_token_add_in_order(void **state)
                 assert_true(dw[D + c] == 0.0f);
             }
         }
+        dev_close(&f.dev);
     }
 }
 
@@ -80,6 +82,7 @@ static void strided_gradients_are_read_by_row(void **state)
     a.dy = tensor_cols(&a.dy, 0, 2);
     assert_ok(f.ops->embed_bwd(&f.lane, &a), &f.e);
     assert_true(dw[0] == 0 && dw[1] == 0 && dw[2] == 4 && dw[3] == 6);
+    dev_close(&f.dev);
 }
 
 static void a_bad_token_is_named_and_nothing_is_written(void **state)
@@ -104,6 +107,7 @@ static void a_bad_token_is_named_and_nothing_is_written(void **state)
                 assert_int_equal(((unsigned char *)y)[i], 0x77);
             for (size_t i = 0; i < sizeof dw; i++)
                 assert_int_equal(((unsigned char *)dw)[i], 0x77);
+            dev_close(&f.dev);
         }
     }
 }
@@ -129,6 +133,7 @@ static void wrong_shapes_are_refused(void **state)
     assert_fails(f.ops->embed_fwd(&f.lane, &a), ST_INVALID, &f.e, "y is F32 [3, 2], expected F32 [2, 2]");
     struct embed_bwd_args b = {.token = good.token, .dy = good.y, .dw = tensor_2d(w, DT_F32, 3, 3)};
     assert_fails(f.ops->embed_bwd(&f.lane, &b), ST_INVALID, &f.e, "dw");
+    dev_close(&f.dev);
 }
 
 int main(void)

@@ -21,6 +21,7 @@ static double sqnorm_on(enum dev_kind kind, int threads, void *x, int64_t n)
     a.work = tensor_1d(work, DT_U8, need);
     assert_ok(ops->sqnorm(&lane, &a), &error);
     free(work);
+    dev_close(&dev);
     return out;
 }
 
@@ -74,6 +75,7 @@ static void several_tensors_of_a_call_keep_their_sums_apart(void **state)
     assert_true(out[0] == 25 && out[1] == 9 && out[2] == 169);
     a.out = tensor_1d(out, DT_F64, 2);
     assert_fails(ops_for(&dev)->sqnorm(&lane, &a), ST_INVALID, &error, "out is F64 [2]");
+    dev_close(&dev);
 }
 
 static void non_finite_input_gives_a_non_finite_sum(void **state)
@@ -104,6 +106,7 @@ static void clip_on(enum dev_kind kind, double *sums, int64_t k, double *loss, d
         total += sums[i];
     out[3] = -1;
     assert_ok(ops_for(&dev)->clip(&lane, &a), &error);
+    dev_close(&dev);
     assert_true(out[2] == 0 ? out[3] == total : isnan(out[3]));
 }
 
@@ -138,6 +141,7 @@ static void clip_reads_every_fourth_number(void **state)
         a.sums.stride[0] = 4;
         assert_ok(ops_for(&dev)->clip(&lane, &a), &error);
         assert_true(out[0] == 5 && out[2] == 0 && out[3] == 25);
+        dev_close(&dev);
     }
 }
 
@@ -178,6 +182,7 @@ static void bad_arguments_are_refused(void **state)
     assert_fails(ops_for(&dev)->clip(&lane, &c), ST_INVALID, &error, "max_norm");
     c.out = tensor_1d(out, DT_F64, 3);
     assert_fails(ops_for(&dev)->clip(&lane, &c), ST_INVALID, &error, "out is F64 [3]");
+    dev_close(&dev);
 }
 
 int main(void)

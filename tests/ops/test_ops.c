@@ -109,6 +109,7 @@ static void threads_do_not_change_a_bit(void **state)
                         fail_msg("%s '%s': %s differs between 1 and %d threads", all[i]->name, all[i]->samples[s].text,
                                  all[i]->args[a].name, t + 1);
                 }
+                dev_close(&dev);
             }
             for (int t = 0; t < 3; t++)
                 op_call_free(&b[t]);

@@ -18,14 +18,18 @@ struct head {
     int32_t label[MAX_ROWS];
     char work[MAX_ROWS * (MAX_VOCAB + 16) * 4 + MAX_ROWS * 8 + 64] __attribute__((aligned(64)));
     struct xent_args a;
+    bool opened;
 };
 
 /* Everything random, gradients asked for, all outputs NaN. */
 static void head_open(struct head *s, enum dev_kind kind, int64_t rows, int64_t d, int64_t vocab, bool bias)
 {
+    if (s->opened)
+        dev_close(&s->dev);
     memset(s, 0xFF, sizeof *s);
     s->e = (struct err){0};
     assert_ok(dev_open(&s->dev, kind, 0, &s->e), &s->e);
+    s->opened = true;
     s->lane = (struct lane){.dev = &s->dev, .err = &s->e};
     s->ops = ops_for(&s->dev);
     enum dtype real = s->ops->real;
