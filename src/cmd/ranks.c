@@ -1,6 +1,7 @@
 /* Ranks of a command: found from launcher and config, opened, each given its place, and ended with one message. */
 #include "cmd/cmd.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* ---- which world ----------------------------------------------------------------------------- */
@@ -144,12 +145,13 @@ int cmd_tell_ranks(const struct config *c, int status, struct err *e)
         return status;
     /* A config that was read only in part may lack these; then so it is on the other ranks, which read the same one. */
     const struct world_opts o = {.kind = l.kind,
-                                 .timeout = 60,
+                                 .timeout = fmin(60, c->parallel.timeout > 0 ? c->parallel.timeout : 60),
                                  .port = (int)c->parallel.port,
                                  .secret = c->parallel.secret,
                                  .status = status,
                                  .why = &why};
-    world_open(&w, &o, e);
+    if (world_open(&w, &o, e) == ST_PEER)
+        *e = why; /* says more than that the others could not be told */
     world_close(w);
     return status;
 }

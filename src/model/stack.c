@@ -229,6 +229,7 @@ static int declare_mtp(struct build *b, const struct pattern *p, const struct su
         b->layer++; /* the final joint's own number */
         graph_scope(b->g, -1, scope);
         mp->mtp_loss[k] = build_state(b, "loss", tensor_1d(NULL, DT_F64, 2));
+        graph_sum(b->g, mp->mtp_loss[k]); /* of all microbatches */
         unit_begin(b, -1, scope, false);
         struct head_io head = {
             .scope = scope, .h = sub.h, .dh = sub.dh, .label = io.label, .loss = mp->mtp_loss[k], .scale_index = k + 1};

@@ -227,11 +227,30 @@ static int count_micros(const struct config *cfg, const struct mesh *mesh, int64
     return err_hint(e, "give a multiple of %lld", (long long)at_once);
 }
 
+/* Choices are recorded and dictated microbatch by microbatch, in one file. */
+static int check_routes(const struct config *cfg, const struct mesh *mesh, int64_t n_micro, struct err *e)
+{
+    bool record = cfg->train.record_routes[0] != '\0', replay = cfg->train.replay_routes[0] != '\0';
+    bool paired = (cfg->parallel.overlap == CFG_OVERLAP_EP || cfg->parallel.overlap == CFG_OVERLAP_TP) &&
+                  config_reads(cfg, "parallel.overlap");
+    if (record && mesh->world > 1)
+        return err_set(e, ST_USAGE,
+                       "train.record_routes is set, but there are %d ranks: routes are recorded by a run on one",
+                       mesh->world);
+    if ((record || replay) && (mesh->pp > 1 || (n_micro > 1 && (mesh->vpp > 1 || paired))))
+        return err_set(e, ST_USAGE,
+                       "train.%s is set, but microbatches of a step run as one plan (parallel.pp, parallel.vpp or "
+                       "parallel.overlap)",
+                       record ? "record_routes" : "replay_routes");
+    return ST_OK;
+}
+
 int trainer_plan_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, bool on_paper,
                     struct err *e)
 {
     *t = (struct trainer){.cfg = cfg, .world = place->world};
     TRY(count_micros(cfg, &place->mesh, &t->n_micro, e));
+    TRY(check_routes(cfg, &place->mesh, t->n_micro, e));
     TRY(on_paper && device_of(cfg) == DEV_CUDA ? device_on_paper(&t->dev, cfg, e)
                                                : device_open_on(&t->dev, cfg, place, e));
     if (place->world != NULL)
@@ -278,22 +297,6 @@ int trainer_replan(struct trainer *t, struct err *e)
     return ST_OK;
 }
 
-/* Choices are recorded and dictated microbatch by microbatch, in one file. */
-static int check_routes(const struct trainer *t, struct err *e)
-{
-    bool record = t->cfg->train.record_routes[0] != '\0', replay = t->cfg->train.replay_routes[0] != '\0';
-    if (record && t->model.mesh.world > 1)
-        return err_set(e, ST_USAGE,
-                       "train.record_routes is set, but there are %d ranks: routes are recorded by a run on one",
-                       t->model.mesh.world);
-    if ((record || replay) && (t->train.n_micro > 1 || t->model.mesh.pp > 1))
-        return err_set(e, ST_USAGE,
-                       "train.%s is set, but microbatches of a step run as one plan (parallel.pp, parallel.vpp or "
-                       "parallel.overlap)",
-                       record ? "record_routes" : "replay_routes");
-    return ST_OK;
-}
-
 int trainer_open(struct trainer *t, const struct config *cfg, const struct ckpt *from, bool with_data, struct err *e)
 {
     struct rank_place place = place_alone();
@@ -307,7 +310,6 @@ static int open_own(struct trainer *t, const struct config *cfg, const struct ra
     TRY(trainer_plan_on(t, cfg, place, false, e));
     TRY(mem_array((void **)&t->micro, (size_t)t->n_micro, sizeof(struct batch *), e));
     TRY(mem_array((void **)&t->run, (size_t)t->n_micro, sizeof *t->run, e));
-    TRY(check_routes(t, e));
     if (with_data)
         TRY(open_data(t, e));
     TRY(commit(t, from, e));

@@ -16,8 +16,8 @@ struct plain {
     struct param_table params;
     double **moment, **value; /* [param], whole */
     double *weight;           /* [param]: of differences of moments; see weigh_moments */
-    double loss[VERIFY_STEPS], norm[VERIFY_STEPS];
-    struct saved saved; /* its checkpoint at the end */
+    double loss[VERIFY_STEPS][1 + MTP_MAX_DEPTHS], norm[VERIFY_STEPS]; /* the main loss, then those of depths */
+    struct saved saved;                                                /* its checkpoint at the end */
 };
 
 /* Balance over a step (model.global_aux_loss) takes the mean of the microbatches that are known so far, and those of
@@ -141,7 +141,7 @@ static int run_plain(struct plain *v, const struct config *cfg, struct trainer *
     for (int s = 0; s < VERIFY_STEPS; s++) {
         struct step_result r;
         TRY(trainer_step(t, &r, e));
-        v->loss[s] = r.loss;
+        memcpy(v->loss[s], t->mean_loss, sizeof v->loss[s]);
         v->norm[s] = r.grad_norm;
         if (s == 0) {
             TRY(keep_moments(v, t, e));
@@ -293,7 +293,8 @@ static int run_steps(struct rank_run *run, struct trainer *t, struct err *e)
     for (int s = 0; s < VERIFY_STEPS; s++) {
         struct step_result r;
         TRY(trainer_step(t, &r, e));
-        f->loss = fmax(f->loss, relative(r.loss, run->plain->loss[s]));
+        for (int k = 0; k <= t->train.n_mtp; k++)
+            f->loss = fmax(f->loss, relative(t->mean_loss[k], run->plain->loss[s][k]));
         f->norm = fmax(f->norm, relative(r.grad_norm, run->plain->norm[s]));
         if (s == 0 && !t->pending) /* else the next step changes moments; those at the end are compared either way */
             compare_params(run, t, true);

@@ -61,6 +61,8 @@ fi
 launch --parallel.port="$port" --parallel.timeout=5
 ok "parallel.port that is taken fails" test $? -ne 0
 ok "and is named, with what to do" grep -qE "port $port: Address already in use" "$dir/err"
+ok "a wrong option is said although the others never come, after parallel.timeout" fails 2 'the number of ranks differs' \
+    env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT="$(random_port)" timeout 20 "${train_tiny[@]}" --parallel.ranks=4 --parallel.timeout=2
 
 # ---- secrets ------------------------------------------------------------------------------------------------------------------
 head -c 32 /dev/urandom | base64 >"$dir/secret"

@@ -648,30 +648,39 @@ static char *logged(const struct playground *pg, const char *run)
     return out;
 }
 
-static void the_log_of_several_ranks_is_that_of_one(void **state)
+/* The log of a model on one rank, which has that of every mesh. */
+static char *log_on_any_mesh(struct playground *pg, const struct model_case *m)
 {
-    (void)state;
-    struct playground pg;
     char *one = NULL;
-    playground_open(&pg);
-    for (int i = 0; i < countof(expert_meshes); i++) {
+    for (int i = 0; i < m->n_meshes; i++) {
         struct config c;
         struct err e = {0};
-        mesh_config(&c, &pg, expert_meshes[i].name, models[1].options, &expert_meshes[i],
+        mesh_config(&c, pg, m->mesh[i].name, m->options, &m->mesh[i],
                     "train.steps=2 train.warmup=0 run.device=ref train.lr=1e-9");
         struct job j = {.cfg = &c, .steps = -1, .poison_rank = -1};
-        assert_ok(run_job(&j, expert_meshes[i].ranks, &e), &e);
+        assert_ok(run_job(&j, m->mesh[i].ranks, &e), &e);
         config_release(&c);
-        char *text = logged(&pg, expert_meshes[i].name);
+        char *text = logged(pg, m->mesh[i].name);
         if (one == NULL)
             one = text;
         assert_string_equal(one, text);
         if (text != one)
             free(text);
     }
-    assert_non_null(strstr(one, "expert load max/layer 1"));
-    assert_non_null(strstr(one, "router seq aux loss/layer 3"));
-    free(one);
+    return one;
+}
+
+static void the_log_of_several_ranks_is_that_of_one(void **state)
+{
+    (void)state;
+    struct playground pg;
+    playground_open(&pg);
+    char *experts = log_on_any_mesh(&pg, &models[1]), *deep = log_on_any_mesh(&pg, &models[2]);
+    assert_non_null(strstr(experts, "expert load max/layer 1"));
+    assert_non_null(strstr(experts, "router seq aux loss/layer 3"));
+    assert_non_null(strstr(deep, "mtp loss/depth 1"));
+    free(experts);
+    free(deep);
     playground_close(&pg);
 }
 
@@ -688,10 +697,6 @@ static void what_cannot_be_is_refused(void **state)
     assert_fails(run_job(&j, five.ranks, &e), ST_USAGE, &e, "train.global_batch = 12 does not divide");
     config_release(&c);
     char more[200];
-    snprintf(more, sizeof more, "train.record_routes=%s/routes", pg.dir);
-    mesh_config(&c, &pg, "routes", models[1].options, &expert_meshes[1], more);
-    assert_fails(run_job(&j, expert_meshes[1].ranks, &e), ST_USAGE, &e, "there are 2 ranks");
-    config_release(&c);
     /* Choices come and go microbatch by microbatch; a plan of a whole step leaves no time for that. */
     static const struct mesh_case whole[] = {{"pp2", 2, "parallel.pp=2"},
                                              {"pp2 ep2", 4, "parallel.pp=2 parallel.ep=2"},
@@ -701,6 +706,10 @@ static void what_cannot_be_is_refused(void **state)
         mesh_config(&c, &pg, "routes", models[1].options, &whole[i], more);
         assert_fails(run_job(&j, whole[i].ranks, &e), ST_USAGE, &e,
                      "train.replay_routes is set, but microbatches of a step run as one plan");
+        config_release(&c);
+        snprintf(more, sizeof more, "train.record_routes=%s/routes", pg.dir);
+        mesh_config(&c, &pg, "routes", models[1].options, &whole[i], more);
+        assert_fails(run_job(&j, whole[i].ranks, &e), ST_USAGE, &e, "routes are recorded by a run on one");
         config_release(&c);
     }
     /* A file that cannot be read stops all ranks at the start. */

@@ -132,6 +132,23 @@ static void codes_agree_with_those_of_one_rank(void **state)
     }
 }
 
+/* What the run would divide is divided in the small model: a vocabulary with an end-of-document token is padded, and
+ * rows do not travel as codes, which one rank has none of. */
+static void vocabularies_and_rows_fit(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_open(&f, "*E");
+    set(&f.user, "data.eod", "on");
+    set(&f.user, "data.eod_mask", "on");
+    set(&f.user, "parallel.ep_fp8", "dispatch");
+    fixture_run(&f);
+    run_ways(&f, variant_named("TP2"), 1);
+    run_ways(&f, variant_named("TP4"), 1);
+    run_ways(&f, variant_named("EP2"), 1);
+    fixture_close(&f);
+}
+
 /* The sample is small, has no variant twice, and leaves out no level of sharding on any kind of mesh. */
 static void a_sample_has_every_pair(void **state)
 {
@@ -549,6 +566,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(balance_over_a_step_agrees),
+        cmocka_unit_test(vocabularies_and_rows_fit),
         cmocka_unit_test(a_sample_has_every_pair),
         cmocka_unit_test(codes_agree_with_those_of_one_rank),
         cmocka_unit_test(adapters_agree_on_every_level),
