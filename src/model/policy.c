@@ -41,6 +41,19 @@ static int read_words(struct policy *p, const char *text, bool offload, struct e
     return ST_OK;
 }
 
+/* Text that is there, but has nothing in it ("," or " "), was meant to name something. */
+static int read_option(struct policy *p, const char *text, bool offload, struct err *e)
+{
+    int before = p->n_words;
+    TRY(read_words(p, text, offload, e));
+    if (text[0] == '\0' || p->n_words > before)
+        return ST_OK;
+    struct policy_word w = {.offload = offload};
+    err_set(e, ST_USAGE, "%s: '%.60s' names nothing", option_of(&w), text);
+    return err_hint(e, "write names with commas between them, such as %s, or leave %s out",
+                    offload ? "joint.stream,mlp.*" : "norm,mlp.*", option_of(&w));
+}
+
 /* The word is there, to recompute, and means every layer. */
 static bool has_word(const struct policy *p, const char *name)
 {
@@ -79,8 +92,8 @@ int policy_read(struct policy *p, const struct config *c, int n_layers, struct e
     bool standard = c->plan.recompute_granularity == CFG_GRANULARITY_SELECTIVE && c->plan.recompute[0] == '\0';
     if (c->plan.recompute_granularity == CFG_GRANULARITY_FULL)
         TRY(read_words(p, "full", false, e));
-    TRY(read_words(p, standard ? "core_attn" : c->plan.recompute, false, e));
-    TRY(read_words(p, c->plan.offload, true, e));
+    TRY(read_option(p, standard ? "core_attn" : c->plan.recompute, false, e));
+    TRY(read_option(p, c->plan.offload, true, e));
     p->streams = read_streams(p, c, n_layers);
     return ST_OK;
 }
@@ -104,18 +117,35 @@ static const struct {
 } modules[] = {
     {"attn_norm", "joint.stream", "attn.*"},
     {"attn_norm", "joint.stream", "mla.*"},
+    {"attn_norm", "joint.stream", "dsa.*"},
+    {"attn_norm", "joint.stream", "csa.*"},
     {"mlp_norm", "joint.stream", "mlp.*"},
     {"mlp_norm", "joint.stream", "moe.*"},
     {"qkv_linear", "joint.norm", "attn.*"},
     {"qkv_linear", "joint.norm", "mla.*"},
+    {"qkv_linear", "joint.norm", "dsa.*"},
+    {"qkv_linear", "joint.norm", "csa.*"},
     {"core_attn", "attn.qkv", NULL},
     {"core_attn", "attn.o", NULL},
     {"core_attn", "mla.q", NULL},
     {"core_attn", "mla.k", NULL},
     {"core_attn", "mla.kv", NULL},
     {"core_attn", "mla.o", NULL},
+    {"core_attn", "dsa.q", NULL},
+    {"core_attn", "dsa.k", NULL},
+    {"core_attn", "dsa.kv", NULL},
+    {"core_attn", "dsa.q_absorbed", NULL},
+    {"core_attn", "dsa.keys", NULL},
+    {"core_attn", "dsa.o_latent", NULL},
+    {"core_attn", "dsa.o", NULL},
+    {"core_attn", "csa.q", NULL},
+    {"core_attn", "csa.kv", NULL},
+    {"core_attn", "csa.keys", NULL},
+    {"core_attn", "csa.o", NULL},
     {"attn_proj", "attn.o", NULL},
     {"attn_proj", "mla.o", NULL},
+    {"attn_proj", "dsa.o", NULL},
+    {"attn_proj", "csa.o_low", NULL},
     {"expert_fc1", "joint.norm", "moe.*"},
     {"moe_act", "moe.pre", NULL},
     {"mhc", "joint.stream", NULL},
@@ -143,14 +173,17 @@ int policy_mark(const struct policy_word *w, struct graph *g)
 int policy_unknown(const struct policy_word *w, const struct graph *g, struct err *e)
 {
     struct buf names;
+    char where[64] = "this model";
     buf_init(&names, 400);
+    if (w->layers != INT64_MAX)
+        snprintf(where, sizeof where, "the first %lld layers of this model", (long long)w->layers);
     if (w->offload) {
-        err_set(e, ST_USAGE, "plan.offload: '%s' names no slot of this model", w->name);
+        err_set(e, ST_USAGE, "plan.offload: '%s' names no slot of %s", w->name, where);
         return err_hint(e, "`braid plan` lists the saved slots; valid are their names, globs such as joint.* or *, and "
                            "Megatron's names such as core_attn and mlp_norm");
     }
     graph_droppable(g, &names);
-    err_set(e, ST_USAGE, "plan.recompute: '%s' names no slot of this model that can be recomputed", w->name);
+    err_set(e, ST_USAGE, "plan.recompute: '%s' names no slot of %s that can be recomputed", w->name, where);
     err_hint(e, "valid here: %sfull, globs such as mlp.*, and Megatron's names such as core_attn",
              names.text ? names.text : "");
     buf_release(&names);

@@ -44,6 +44,11 @@ static void malformed_words_are_refused(void **state)
     memset(word + strlen(word), 'y', sizeof word - strlen(word) - 1);
     assert_fails(read_policy(&p, word, &e), ST_USAGE, &e, "too long");
     policy_release(&p);
+    static const char *const nothing[] = {"plan.recompute=,", "plan.recompute=,,", "plan.offload=,"};
+    for (int i = 0; i < countof(nothing); i++) {
+        assert_fails(read_policy(&p, nothing[i], &e), ST_USAGE, &e, "names nothing");
+        policy_release(&p);
+    }
 }
 
 static void granularity_adds_words(void **state)
@@ -140,6 +145,7 @@ static void words_that_mean_nothing_get_the_valid_ones(void **state)
     assert_fails(plan_of("model.pattern=*- plan.recompute=moe_act", &n, &e), ST_USAGE, &e,
                  "core_attn"); /* of a kind that is not there */
     assert_non_null(strstr(e.msg, "'moe_act'"));
+    assert_fails(plan_of("model.pattern=*- plan.recompute=mlp.act:1", &n, &e), ST_USAGE, &e, "of the first 1 layers");
 }
 
 int main(void)

@@ -14,6 +14,7 @@ enum { STEPS = 20 };
     "model.compress_rate_csa=2 model.compress_rate_hca=4 model.o_groups=2 model.o_lora_rank=4 "                        \
     "train.seq=8 model.dropout=0.1 "
 
+#define LATENT " model.mla_q_rank=6"
 #define MHC " model.mhc_gating=0.5 model.mhc_iterations=5"
 
 struct trained {
@@ -123,10 +124,12 @@ static void names_of_modules_are_known(void **state)
     static const struct {
         const char *name, *pattern;
         int slots;
-    } rows[] = {{"attn_norm", "*-*-", 2},  {"mlp_norm", "*-*-", 2},  {"mlp_norm", "*E*-", 2},
-                {"qkv_linear", "*-*-", 2}, {"core_attn", "*-*-", 4}, {"attn_proj", "*-*-", 2},
-                {"attn_proj", "+-+-", 2},  {"moe_act", "*E*E", 2},   {"expert_fc1", "*E*-", 1},
-                {"attn_norm:1", "*-*-", 1}};
+    } rows[] = {{"attn_norm", "*-*-", 2},        {"mlp_norm", "*-*-", 2},         {"mlp_norm", "*E*-", 2},
+                {"qkv_linear", "*-*-", 2},       {"core_attn", "*-*-", 4},        {"attn_proj", "*-*-", 2},
+                {"attn_proj", "+-+-", 2},        {"moe_act", "*E*E", 2},          {"expert_fc1", "*E*-", 1},
+                {"attn_norm:1", "*-*-", 1},      {"attn_norm", "D-W-" LATENT, 2}, {"qkv_linear", "D-W-" LATENT, 2},
+                {"attn_proj", "D-W-" LATENT, 2}, {"core_attn", "D-" LATENT, 5},   {"core_attn", "C-" LATENT, 3},
+                {"core_attn", "W-" LATENT, 3}};
     struct playground pg;
     playground_open(&pg);
     for (int i = 0; i < countof(rows); i++) {
