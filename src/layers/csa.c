@@ -573,6 +573,12 @@ static bool parts_split_hca(const struct config *c)
 }
 static bool shorter_than_csa(const struct config *c) { return has_csa(c) && c->train.seq < c->model.compress_rate_csa; }
 static bool shorter_than_hca(const struct config *c) { return has_hca(c) && c->train.seq < c->model.compress_rate_hca; }
+/* A document's windows begin at its first token: one may end behind the last of the seq / rate entries. */
+static bool packed_unevenly(const struct config *c)
+{
+    return config_separates(c) && ((has_csa(c) && c->train.seq % c->model.compress_rate_csa != 0) ||
+                                   (has_hca(c) && c->train.seq % c->model.compress_rate_hca != 0));
+}
 
 /* clang-format off */
 #define SHARED_USES \
@@ -643,6 +649,11 @@ static const struct rule csa_rules[] = {
      "no window of heavily compressed attention (H) is ever complete: train.seq must be at least "
      "model.compress_rate_hca",
      {"model.compress_rate_hca", "train.seq"}},
+    {"packed-windows-have-entries", packed_unevenly,
+     "with packed documents (data.eod_mask, data.chat) train.seq must be a multiple of the rates of compressed "
+     "attention "
+     "(C, H), or the last documents of a sequence would lack entries",
+     {"train.seq", "model.compress_rate_csa", "model.compress_rate_hca", "data.eod_mask"}},
     {"compressed-heads-over-ranks", heads_undivided,
      "parallel.tp divides compressed attention (C, H, W) by heads and by groups of their outputs: it must divide "
      "model.heads and model.o_groups",

@@ -213,6 +213,8 @@ static const struct rule_case rule_cases[] = {
     {"output-groups-divide", {"model.o_groups", "7", "model.pattern", "W-", "model.mla_q_rank", "8"}},
     {"entry-indexer-holds-rope", {"model.dsa_indexer_head_dim", "32", "model.pattern", "C", "model.mla_q_rank", "8"}},
     {"csa-fills-a-window", {"model.compress_rate_csa", "4096", "model.pattern", "C", "model.mla_q_rank", "8"}},
+    {"packed-windows-have-entries",
+     {"train.seq", "1025", "data.eod", "on", "data.eod_mask", "on", "model.pattern", "C", "model.mla_q_rank", "8"}},
     {"hca-fills-a-window", {"model.compress_rate_hca", "4096", "model.pattern", "H", "model.mla_q_rank", "8"}},
     {"compressed-heads-over-ranks",
      {"parallel.tp", "4", "model.o_groups", "2", "model.pattern", "W-", "model.mla_q_rank", "8"}},
