@@ -83,6 +83,8 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
                        "--ckpt takes the model and its weights, run.load_weights the weights alone: give one of them");
     cmd_say_unused(&j->c);
     cmd_say_unread(&j->c, "grads");
+    if (j->c.data.eod_mask && !j->c.run.quiet)
+        fprintf(stderr, "note: data.eod_mask = on has no effect: braid grads takes every row as one document\n");
     TRY(routes_refuse(&j->c, "braid grads", e));
     TRY(st_open(&j->in, extra[0].value, e));
     TRY(probe_batch_read(&j->batch, j->in, extra[0].value, e));

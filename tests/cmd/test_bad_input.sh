@@ -213,6 +213,7 @@ done <<'TABLE'
 2 | needs --in and --out               | grads $t
 2 | routes are recorded and replayed   | grads $t --in=tokens.st --out=g.st --train.replay_routes=gone
 1 | cannot open gone.st                | grads $t --run.threads=1 --in=gone.st --out=g.st
+1 | data.eod_mask = on has no effect   | grads $t --run.threads=1 --data.eod=on --data.eod_mask=on --in=gone.st --out=g.st
 1 | holds no tensor 'tokens'           | grads $t --run.threads=1 --in=ab.st --out=g.st
 1 | of shape [batch, seq]              | grads $t --run.threads=1 --in=flat.st --out=g.st
 1 | tokens                             | grads $t --run.threads=1 --in=floats.st --out=g.st
