@@ -492,7 +492,7 @@ static const struct hf_field deepseek_v32_fields[] = {
     {"index_n_heads", HF_INT, "model.dsa_indexer_n_heads", "64"},
     {"index_head_dim", HF_INT, "model.dsa_indexer_head_dim", "128"},
     {"index_topk", HF_INT, "model.dsa_indexer_topk", "2048"},
-    {"layer_types|mlp_layer_types|num_local_experts", HF_IGNORED, NULL, NULL}, /* first_k_dense_replace says it */
+    {"layer_types|mlp_layer_types|num_local_experts", HF_IGNORED, NULL, NULL}, /* read by family_config.c */
     LAST};
 static const struct hf_field deepseek_v4_fields[] = {
     {"num_attention_heads", HF_INT, "model.heads", NULL},

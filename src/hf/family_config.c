@@ -353,11 +353,10 @@ static int put_single_expert(const struct config *c, json_t *out, struct err *e)
 }
 
 static int read_latent(const struct hf_json *j, struct config *c, const char *(*layer)(const void *, int64_t),
-                       struct err *e)
+                       int64_t dense, struct err *e)
 {
-    int64_t dense, shared;
-    TRY(hf_json_int(j, "first_k_dense_replace", 0, &dense, e));
-    TRY(hf_json_int(j, "n_shared_experts", 0, &shared, e));
+    int64_t shared;
+    TRY(hf_json_int(j, "n_shared_experts", 1, &shared, e));
     if (shared < 0 || shared > 1024)
         return hf_refuse(j, "n_shared_experts", "between 0 and 1024 are expected", e);
     TRY(set_pattern(j, c, layer, &dense, e));
@@ -376,20 +375,43 @@ static int read_latent(const struct hf_json *j, struct config *c, const char *(*
 
 int deepseek_read(const struct hf_json *j, struct config *c, struct err *e)
 {
-    int64_t rotated;
+    int64_t rotated, dense;
     TRY(hf_json_int(j, "head_dim", c->model.mla_rope, &rotated, e));
     if (rotated != c->model.mla_rope) /* the class takes its frequencies from it */
         return hf_refuse(j, "head_dim", "the rotary channels, qk_rope_head_dim, are expected", e);
-    return read_latent(j, c, deepseek_layer, e);
+    TRY(hf_json_int(j, "first_k_dense_replace", 3, &dense, e));
+    return read_latent(j, c, deepseek_layer, dense, e);
+}
+
+/* Layers before the first mixture of experts. Where the folder names the kind of each layer, the class of V3.2 goes by
+ * that, whatever first_k_dense_replace says. */
+static int count_dense(const struct hf_json *j, int64_t *dense, struct err *e)
+{
+    json_t *types = hf_json_get(j, "mlp_layer_types");
+    int64_t n;
+    if (types == NULL)
+        return hf_json_int(j, "first_k_dense_replace", 3, dense, e);
+    TRY(hf_count_layers(j, &n, e));
+    *dense = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)i));
+        bool plain = type != NULL && strcmp(type, "dense") == 0;
+        if (type == NULL || (!plain && strcmp(type, "sparse") != 0) || (plain && *dense < i))
+            return hf_refuse(j, "mlp_layer_types", "dense or sparse is expected for every layer, dense ones first", e);
+        *dense += plain;
+    }
+    return ST_OK;
 }
 
 /* Every layer selects keys for itself. The class knows neither indices shared over layers nor another epsilon. */
 int deepseek_v32_read(const struct hf_json *j, struct config *c, struct err *e)
 {
+    int64_t dense;
     TRY(hf_set_text(j, c, "model.dsa_indexer_k_norm_epsilon", "1e-6", e));
     if (c->model.mla_q_rank == 0)
         return hf_refuse(j, "q_lora_rank", "this family always has a latent of queries (model.mla_q_rank)", e);
-    return read_latent(j, c, deepseek_v32_layer, e);
+    TRY(count_dense(j, &dense, e));
+    return read_latent(j, c, deepseek_v32_layer, dense, e);
 }
 
 static int write_latent(const struct config *c, json_t *out, const char *const *allowed, struct err *e)
