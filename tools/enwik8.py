@@ -148,6 +148,22 @@ def mean_and_error(values):
     return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
+STEPS = ((1, 30), (31, 100), (101, 300), (301, 1000))  # first and last of a column
+
+
+def print_steps(runs, base):
+    """How far losses of single steps are from those of bf16 with the same seed: mean (largest) over ranges of steps."""
+    print("\n| variant, seed | " + " | ".join(f"steps {first} to {last}" for first, last in STEPS) + " |")
+    print("|---" * (1 + len(STEPS)) + "|")
+    for name, seeds in runs.items():
+        for seed in sorted(set(seeds) & set(base)) if name != "bf16" else ():
+            losses, other, cells = seeds[seed][0], base[seed][0], []
+            for first, last in STEPS:
+                d = [abs(losses[k] - other[k]) for k in range(first, last + 1) if k in losses and k in other]
+                cells.append(f"{sum(d) / len(d):.4f} ({max(d):.4f})" if d else "")
+            print(f"| {name}, {seed} | " + " | ".join(cells) + " |")
+
+
 def table(args):
     runs = {}
     for done in sorted(pathlib.Path(args.dir).glob("*/done")):
@@ -165,6 +181,7 @@ def table(args):
         apart = [abs(loss - base[s][0][k]) for s in same for k, loss in seeds[s][0].items() if k <= 100 and k in base[s][0]]
         shift, spread = mean_and_error(ratio) if ratio else (float("nan"), float("nan"))
         print(f"| {name} | {len(seeds)} | {mean:.4f} ± {error:.4f} | {100 * shift:+.2f} % ± {100 * spread:.2f} | {max(apart, default=float('nan')):.4f} |")
+    print_steps(runs, base)
 
 
 def main():

@@ -29,9 +29,8 @@ static const char usage[] =
     "bits is a fingerprint of every loss and norm, by which schedules are compared; --bits=on adds all parameters. "
     "Ranks as with braid train.\n"
     "--exposed=on, with parallel.comm=loop: steps over the link and over one without limits in turn, and with a wait\n"
-    "after every node; prints what exchanges take (whole), what a step takes longer for them (exposed), and how much "
-    "is\n"
-    "hidden.\n";
+    "after every node; prints what exchanges take (whole), what a step takes longer for them (exposed), and how\n"
+    "much is hidden.\n";
 static const char own_options[] =
     "run.device run.threads gpu.* train.seq train.micro_batch train.global_batch generate.batch generate.tokens";
 

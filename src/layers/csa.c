@@ -650,9 +650,8 @@ static const struct rule csa_rules[] = {
      "model.compress_rate_hca",
      {"model.compress_rate_hca", "train.seq"}},
     {"packed-windows-have-entries", packed_unevenly,
-     "with packed documents (data.eod_mask, data.chat) train.seq must be a multiple of the rates of compressed "
-     "attention "
-     "(C, H), or the last documents of a sequence would lack entries",
+     "with packed documents (data.eod_mask, data.chat) train.seq must be a multiple of the rates of "
+     "compressed attention (C, H), or the last documents of a sequence would lack entries",
      {"train.seq", "model.compress_rate_csa", "model.compress_rate_hca", "data.eod_mask"}},
     {"compressed-heads-over-ranks", heads_undivided,
      "parallel.tp divides compressed attention (C, H, W) by heads and by groups of their outputs: it must divide "

@@ -101,7 +101,7 @@ __device__ __forceinline__ void gather_tiles(POOL *s, const sparse_call<bf16> &c
 }
 
 /* The threads that do not gather have brought rows by copies, and all of them may multiply with all of these. To be
- * called in one place of a kernel: synccheck takes a barrier in two places for threads that part. */
+ * called in one place of a kernel: with one for each role synccheck spoke of threads that part. */
 __device__ __forceinline__ void heads_are_there(void)
 {
     copies_commit();
